@@ -1,0 +1,61 @@
+"""Arithmetic on flat dictionaries of tensors: parameters, gradients, control variates, all alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+Tensors = dict[str, Tensor]
+
+
+def zeros_like(a: Mapping[str, Tensor]) -> Tensors:
+    """0, with the names and shapes of a."""
+    return {name: torch.zeros_like(value) for name, value in a.items()}
+
+
+def add(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensors:
+    """a + b."""
+    return {name: value + b[name] for name, value in a.items()}
+
+
+def subtract(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensors:
+    """a − b."""
+    return {name: value - b[name] for name, value in a.items()}
+
+
+def scale(factor: float | Tensor, a: Mapping[str, Tensor]) -> Tensors:
+    """factor · a."""
+    return {name: factor * value for name, value in a.items()}
+
+
+def add_scaled(a: Mapping[str, Tensor], factor: float | Tensor, b: Mapping[str, Tensor]) -> Tensors:
+    """a + factor · b."""
+    return {name: value + factor * b[name] for name, value in a.items()}
+
+
+def inner(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
+    """⟨a, b⟩ over all entries of all tensors."""
+    return torch.stack([(value * b[name]).sum() for name, value in a.items()]).sum()
+
+
+def squared_distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
+    """‖a − b‖² over all entries of all tensors."""
+    return torch.stack([(value - b[name]).square().sum() for name, value in a.items()]).sum()
+
+
+def size_in_bytes(a: Mapping[str, Tensor]) -> int:
+    """What sending these tensors costs, without framing."""
+    return sum(value.numel() * value.element_size() for value in a.values())
+
+
+def with_prefix(prefix: str, a: Mapping[str, Tensor]) -> Tensors:
+    """Names become ``prefix/name``."""
+    return {f"{prefix}/{name}": value for name, value in a.items()}
+
+
+def under_prefix(prefix: str, a: Mapping[str, Tensor]) -> Tensors:
+    """The entries called ``prefix/name``, by their short names."""
+    start = prefix + "/"
+    return {name.removeprefix(start): value for name, value in a.items() if name.startswith(start)}

@@ -1,0 +1,162 @@
+"""A federation: all examples on one device, and for each client the numbers of those that it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedretain.components import find
+from fedretain.data.dataset import Dataset, Examples
+from fedretain.data.partition import PARTITIONS, split_validation
+from fedretain.data.transforms import Normalise
+from fedretain.errors import DataError, PartitionError, unknown
+
+if TYPE_CHECKING:
+    from fedretain.config import PartitionSettings
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Index arrays of all clients, laid end to end: client k holds ``indices[offsets[k]:offsets[k + 1]]``."""
+
+    indices: np.ndarray
+    offsets: np.ndarray
+
+    @classmethod
+    def of(cls, arrays: Sequence[np.ndarray]) -> Parts:
+        """From one array per client."""
+        sizes = np.fromiter((len(a) for a in arrays), dtype=np.int64, count=len(arrays))
+        flat = np.concatenate(arrays) if arrays else np.empty(0)
+        return cls(flat.astype(np.int64), np.concatenate([[0], np.cumsum(sizes)]))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, client: int) -> np.ndarray:
+        return self.indices[self.offsets[client] : self.offsets[client + 1]]
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Examples per client."""
+        return np.diff(self.offsets)
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Everything the engines and probes need to know about data."""
+
+    inputs: Tensor
+    labels: Tensor
+    test_inputs: Tensor
+    test_labels: Tensor
+    train: Parts
+    validation: Parts
+    normalise: Normalise
+    class_names: tuple[str, ...]
+    fingerprint: str
+
+    @property
+    def clients(self) -> int:
+        """The size of the population."""
+        return len(self.train)
+
+    @property
+    def classes(self) -> int:
+        """The number of classes."""
+        return len(self.class_names)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of one input."""
+        channels, height, width = self.inputs.shape[1:]
+        return channels, height, width
+
+    @property
+    def device(self) -> torch.device:
+        """Where the examples are."""
+        return self.inputs.device
+
+    def class_counts(self, client: int) -> Tensor:
+        """How many training examples of each class a client holds."""
+        return torch.bincount(self.labels[self.on_device(self.train[client])], minlength=self.classes)
+
+    def all_class_counts(self) -> np.ndarray:
+        """The class counts of every client [clients, classes], for the record and the pictures."""
+        return class_counts_of(self.train, self.labels.cpu().numpy(), self.classes)
+
+    def on_device(self, numbers: np.ndarray) -> Tensor:
+        """An array of example numbers, ready to index with."""
+        return torch.from_numpy(numbers).to(self.device)
+
+    def examples(self, numbers: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Normalised inputs and labels of the given examples."""
+        at = self.on_device(numbers)
+        return self.normalise(self.inputs[at]), self.labels[at]
+
+
+def class_counts_of(parts: Parts, labels: np.ndarray, classes: int) -> np.ndarray:
+    """How many examples of each class every client holds [clients, classes]."""
+    owners = np.repeat(np.arange(len(parts)), parts.sizes)
+    flat = np.bincount(owners * classes + labels[parts.indices], minlength=len(parts) * classes)
+    return flat.reshape(len(parts), classes)
+
+
+def split_examples(dataset: Dataset, settings: PartitionSettings, seed: int) -> tuple[Parts, Parts]:
+    """Divide the training examples over the clients: (training parts, validation parts)."""
+    seed = seed if settings.seed is None else settings.seed
+    labels = dataset.train.labels
+    arguments: dict[str, Any] = settings.parameters
+    function = find("partition", PARTITIONS, settings.kind)
+    if settings.column is not None:
+        if settings.column not in dataset.train.columns:
+            raise DataError(
+                f"partition.column: {unknown('column', settings.column, dataset.train.columns)} in {dataset.name}"
+            )
+        parts = function(dataset.train.columns[settings.column], labels=labels, seed=seed, **arguments)
+    else:
+        parts = function(labels, seed=seed, **arguments)
+    train, validation = split_validation(parts, fraction=settings.validation, labels=labels, seed=seed)
+    return Parts.of(train), Parts.of(validation)
+
+
+def build_federation(
+    dataset: Dataset,
+    train: Parts,
+    validation: Parts,
+    normalise: Normalise,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Federation:
+    """Put the examples on the device; a client without training data is an error."""
+    empty = np.flatnonzero(train.sizes == 0)
+    if len(empty):
+        raise PartitionError(
+            f"client {empty[0]} has no training data ({len(empty)} of {len(train)} clients have none); "
+            "use fewer clients or another partition"
+        )
+    inputs, labels = _on(device, dtype, dataset.train)
+    test_inputs, test_labels = _on(device, dtype, dataset.test)
+    return Federation(
+        inputs,
+        labels,
+        test_inputs,
+        test_labels,
+        train,
+        validation,
+        normalise.to(device, dtype),
+        dataset.class_names,
+        dataset.fingerprint,
+    )
+
+
+def _on(device: torch.device, dtype: torch.dtype, examples: Examples) -> tuple[Tensor, Tensor]:
+    inputs = torch.from_numpy(np.array(examples.inputs)).to(device)
+    if inputs.is_floating_point():
+        inputs = inputs.to(dtype)
+    return inputs, torch.from_numpy(np.array(examples.labels)).to(device)

@@ -1,0 +1,66 @@
+"""What every engine is given and gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedretain.data.federation import Federation
+from fedretain.losses import Loss
+from fedretain.methods import Method, Received
+from fedretain.tensors import Tensors
+
+if TYPE_CHECKING:
+    from fedretain.config import LocalSettings
+
+
+@dataclass(frozen=True)
+class World:
+    """Everything that stays the same from round to round."""
+
+    model: nn.Module
+    loss: Loss
+    method: Method
+    local: LocalSettings
+    federation: Federation
+    seed: int
+    precision: str
+
+
+class Uploads(NamedTuple):
+    """What a chunk of the cohort sends back; every tensor has a leading client axis."""
+
+    clients: np.ndarray
+    params: Tensors
+    delta: Tensors
+    buffers: Tensors
+    extras: Tensors
+    state: Tensors
+    train_loss: Tensor
+    steps: np.ndarray
+
+
+class Engine(Protocol):
+    """Trains the participants of a round."""
+
+    def train(
+        self, received: Received, cohort: np.ndarray, states: Callable[[int], Tensors | None]
+    ) -> Iterator[Uploads]:
+        """Yield the uploads of the whole cohort in its order, in chunks of any size.
+
+        ``states(client)`` is the client's kept state, or None when it is seen for the first time.
+        """
+
+
+def forward(world: World, params: Tensors, buffers: Tensors, inputs: Tensor, *, training: bool) -> Tensor:
+    """Logits in the precision of the parameters; in training mode the buffers are updated in place."""
+    world.model.train(training)
+    with torch.autocast(inputs.device.type, torch.bfloat16, enabled=world.precision == "bfloat16"):
+        logits: Tensor = functional_call(world.model, (params, buffers), (inputs,))
+    return logits.to(inputs.dtype)

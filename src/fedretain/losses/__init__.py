@@ -1,0 +1,19 @@
+"""Local objectives: functions ``(logits, labels, class_counts) -> per-example loss``.
+
+Keyword-only arguments of a loss are its hyper-parameters in the experiment file.
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from torch import Tensor
+
+from fedretain.losses.softmax import cross_entropy, truncated_softmax, weighted_softmax
+
+Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+LOSSES: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
+    {"ce": cross_entropy, "tce": truncated_softmax, "wsm": weighted_softmax}
+)
+
+__all__ = ["LOSSES", "Loss", "cross_entropy", "truncated_softmax", "weighted_softmax"]

@@ -1,0 +1,246 @@
+"""The reports themselves: one run, a comparison of runs, a partition; each is words, numbers and sections."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import yaml
+
+from fedretain.report import figures, heatmaps, words
+from fedretain.report.comparison import COLUMNS, Group, comparison_rows, group_runs, spread
+from fedretain.report.page import Section, folded, numbers, paragraph, table, write_page
+from fedretain.report.reading import RunData, finite
+
+
+def write_report(runs: Sequence[str | Path], out: str | Path) -> Path:
+    """Write one self-contained HTML page: the run's report for one run, a comparison for several."""
+    groups = group_runs(runs)
+    out = Path(out)
+    members = [run for group in groups for run in group.runs]
+    return _write_run(members[0], out) if len(members) == 1 else _write_comparison(groups, out)
+
+
+def write_partition_page(
+    class_counts: Any,
+    class_names: Sequence[str],
+    out: str | Path,
+    title: str = "Class mix in the training data",
+) -> Path:
+    """Write one self-contained HTML page with the stacked class bars of each client."""
+    figure = figures.partition_figure(class_counts, class_names, title)
+    text = paragraph(words.about_partition(np.asarray(class_counts, dtype=np.int64)), "lead")
+    return write_page(out, title, text, [Section("Who holds what", (figure,), wide=True)])
+
+
+def _write_run(run: RunData, out: Path) -> Path:
+    introduction = (
+        paragraph(words.about_run(run), "lead") + paragraph(words.about_result(run)) + numbers(_run_numbers(run))
+    )
+    sections = [_learning(run), *_forgetting(run)]
+    if run.class_counts is not None:
+        bars = figures.partition_figure(run.class_counts, run.class_names)
+        text = paragraph(words.about_partition(run.class_counts))
+        sections.append(Section("Who holds what", (bars,), text, wide=True))
+    if any(run.series(key)[0] for key in ("upload_bytes", "download_bytes")):
+        sections.append(Section("Communication", (figures.traffic_figure(run),), wide=True))
+    config = yaml.safe_dump(dict(run.config), sort_keys=False, allow_unicode=True)
+    environment = json.dumps(run.environment, indent=2, ensure_ascii=False)
+    details = folded("Configuration (config.yaml)", config)
+    if run.environment:
+        details += folded("Environment (environment.json)", environment)
+    return write_page(out, run.name, introduction, [*sections, Section("Settings", html=details)])
+
+
+def _learning(run: RunData) -> Section:
+    drawn: list[Any] = []
+    if run.series("test_accuracy")[0]:
+        drawn.append(figures.accuracy_figure(run))
+    if any(run.series(key)[0] for key in ("test_loss", "train_loss")):
+        drawn.append(figures.loss_figure(run))
+    return Section("Learning", tuple(drawn), "" if drawn else paragraph("No round has been measured.", "note"))
+
+
+def _forgetting(run: RunData) -> list[Section]:
+    drawn: list[Any] = []
+    if any(run.series(key)[0] for key in ("forgetting_by_model", "forgetting_by_data")):
+        drawn.append(figures.client_forgetting_figure(run))
+    if run.series("forgettable_examples")[0]:
+        drawn.append(figures.forgettable_examples_figure(run))
+    rounds = heatmaps.rounds_to_show([run])
+    if not drawn and not rounds:
+        text = "Forgetting was not measured so far; forgetting.every in the experiment says how often it is."
+        return [Section("Forgetting", html=paragraph(text, "note"))]
+    sections = [Section("Forgetting", tuple(drawn), paragraph(words.FORGETTING))] if drawn else []
+    if rounds:
+        matrices = heatmaps.read_rounds(run, rounds)
+        pictures = (
+            heatmaps.forgetting_heatmap(matrices, heatmaps.forgetting_limit(matrices)),
+            heatmaps.accuracy_heatmap(matrices),
+        )
+        text = paragraph(words.HEATMAP) + _left_out([run], rounds)
+        sections.append(Section("Which model forgets whose data", pictures, text))
+    return sections
+
+
+def _left_out(runs: Sequence[RunData], rounds: Sequence[int]) -> str:
+    """Says what the heatmaps do not show, where there is too much to show."""
+    notes = []
+    measured = len({round for run in runs for round in run.forgetting_files})
+    if measured > len(rounds):
+        notes.append(f"Shown are {len(rounds)} of {measured} measured rounds, evenly spaced.")
+    if any(heatmaps.is_cut(run, rounds) for run in runs):
+        notes.append(
+            f"Shown are at most {heatmaps.MOST_MODELS} models and {heatmaps.MOST_DATA} data clients a round; "
+            "forgetting/*.npz in the run directory holds all."
+        )
+    return paragraph(" ".join(notes), "note") if notes else ""
+
+
+def _write_comparison(groups: Sequence[Group], out: Path) -> Path:
+    members = [run for group in groups for run in group.runs]
+    rows = comparison_rows(members)
+    name = " and ".join(dict.fromkeys(run.name for run in members))
+    title = f"Comparison: {name}" if len(name) <= 80 else f"Comparison of {len(members)} runs"
+    introduction = paragraph(words.about_comparison(rows), "lead") + _comparison_table(rows)
+    if any(len(row["seeds"]) > 1 for row in rows):
+        introduction += paragraph("Mean ± sample standard deviation over seeds.", "note")
+    sections = []
+    curves = _comparison_curves(groups)
+    if curves:
+        band = "Lines are means over seeds, bands ± one standard deviation. "
+        repeated = any(len(group.runs) > 1 for group in groups)
+        text = paragraph(band + words.FORGETTING if repeated else words.FORGETTING)
+        sections.append(Section("Learning and forgetting", tuple(curves), text + _legend(groups)))
+    sections += _comparison_heatmaps(groups)
+    sections.append(Section("What differs", html=_differences_table(groups)))
+    sections.append(Section("Runs", html=_run_links(groups, out)))
+    return write_page(out, title, introduction, sections)
+
+
+def _comparison_curves(groups: Sequence[Group]) -> list[Any]:
+    curves = (
+        ("test_accuracy", "Accuracy of the global model on the test data", "test accuracy (%)", 100.0),
+        (
+            "forgetting_by_model",
+            "Client forgetting: accuracy that local training costs on other clients' data",
+            "forgetting (percentage points)",
+            100.0,
+        ),
+        ("test_loss", "Loss of the global model on the test data", "mean loss per example (nats)", 1.0),
+        (
+            "forgettable_examples",
+            "Forgettable examples: right after local training, wrong again in the next global model",
+            "training examples",
+            1.0,
+        ),
+    )
+    return [
+        figures.seeds_figure(groups, key, title, y, scale).update_layout(showlegend=False)
+        for key, title, y, scale in curves
+        if any(run.series(key)[0] for group in groups for run in group.runs)
+    ]
+
+
+def _comparison_heatmaps(groups: Sequence[Group]) -> list[Section]:
+    firsts = [(group, group.runs[0]) for group in groups if group.runs[0].forgetting_files]
+    runs = [run for _, run in firsts]
+    rounds = heatmaps.rounds_to_show(runs)
+    if not rounds:
+        return []
+    matrices = [heatmaps.read_rounds(run, rounds) for run in runs]
+    limit = heatmaps.forgetting_limit([matrix for one in matrices for matrix in one])
+    pictures = []
+    for (group, _), one in zip(firsts, matrices, strict=True):
+        pictures += [
+            heatmaps.forgetting_heatmap(one, limit, group.label),
+            heatmaps.accuracy_heatmap(one, group.label),
+        ]
+    seeds = "All settings share one colour scale; shown is the first seed of each."
+    text = paragraph(f"{words.HEATMAP} {seeds}") + _left_out(runs, rounds)
+    return [Section("Which model forgets whose data", tuple(pictures), text)]
+
+
+def _comparison_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    lines = []
+    for number, row in enumerate(rows):
+        label = _swatch(number) + figures.escape(row["label"])
+        if row["unfinished"]:
+            label += f' <span class="note">({row["unfinished"]} of {len(row["runs"])} unfinished)</span>'
+        cells = [f'<th scope="row">{label}</th>', f"<td>{len(row['seeds'])}</td>"]
+        for column in COLUMNS:
+            text = column.text(row[column.key])
+            best = column.key in row["best"]
+            cells.append(f'<td class="best" title="best">★ {text}</td>' if best else f"<td>{text}</td>")
+        lines.append(cells)
+    legend = ""
+    if any(row["best"] for row in rows):
+        legend = paragraph("★ marks the best of the finished settings in each column.", "note")
+    return table(["setting", "runs", *(column.title for column in COLUMNS)], lines) + legend
+
+
+def _swatch(number: int) -> str:
+    """A piece of the n-th setting's line, for tables and legends."""
+    colour, dash = figures.line_style(number)
+    border = {"solid": "solid", "dash": "dashed", "dot": "dotted"}[dash]
+    return f'<span class="swatch" style="border-top:4px {border} {colour}"></span>'
+
+
+def _legend(groups: Sequence[Group]) -> str:
+    """One legend for all curves, which wraps: long labels would crowd the curves out of a small figure."""
+    entries = (f"<li>{_swatch(number)}{figures.escape(group.label)}</li>" for number, group in enumerate(groups))
+    return f'<ul class="legend">{"".join(entries)}</ul>'
+
+
+def _differences_table(groups: Sequence[Group]) -> str:
+    keys = list(groups[0].settings)
+    if not keys:
+        return paragraph("The runs differ in nothing but their seeds (and names).", "note")
+    lines = [
+        [
+            f'<th scope="row">{figures.escape(key)}</th>',
+            *(f"<td>{figures.escape(group.settings[key])}</td>" for group in groups),
+        ]
+        for key in keys
+    ]
+    return table(["key", *(group.label for group in groups)], lines, "text")
+
+
+def _run_links(groups: Sequence[Group], out: Path) -> str:
+    lines = []
+    for group in groups:
+        for run in group.runs:
+            page = run.path / "report.html"
+            relative = Path(os.path.relpath(page.resolve(), out.resolve().parent)).as_posix()
+            shown = figures.escape(Path(relative).parent.as_posix())
+            if page.is_file() and page.resolve() != out.resolve():
+                shown = f'<a href="{quote(f"./{relative}")}">{shown}</a>'
+            cells = (figures.escape(group.label), str(run.seed), figures.escape(run.status), shown)
+            lines.append([f"<td>{cell}</td>" for cell in cells])
+    return table(["setting", "seed", "status", "run directory and its report"], lines, "text")
+
+
+def _run_numbers(run: RunData) -> list[tuple[str, str]]:
+    headline = run.headline()
+    summary = run.summary or {}
+    entries = [
+        (column.title, column.text(spread([headline[column.key]])))
+        for column in COLUMNS
+        if headline[column.key] is not None
+    ]
+    final = summary.get("final_accuracy")
+    others = {"initial accuracy (%)": summary.get("initial_accuracy")}
+    if isinstance(final, Mapping):
+        others |= {
+            "accuracy, mean of last 100 rounds (%)": final.get("mean_last_100"),
+            "top accuracy (%)": final.get("top"),
+            "average accuracy (%)": final.get("average"),
+        }
+    accuracies = [(name, value) for name, number in others.items() if (value := finite(number)) is not None]
+    extra = [(name, f"{100 * value:.1f}") for name, value in accuracies]
+    return [*entries[:1], *extra, *entries[1:]]

@@ -1,0 +1,112 @@
+"""What a report says in plain words: what was trained, what came out, how to read the pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedretain.report.comparison import COLUMNS
+from fedretain.report.figures import MOST_LEGEND_CLASSES
+from fedretain.report.reading import IntArray, RunData
+
+FORGETTING = (
+    "Each client starts from the model it received and trains on its own data. Forgetting is the accuracy of "
+    "the received model on another client's validation data, minus that of the locally trained model, before "
+    "the server averages: positive means that local training made the model worse there."
+)
+HEATMAP = (
+    "A row is the model of one participant after local training, a column the validation data of one client; "
+    "a white dot marks a model on its own client's data. The slider chooses the round. Red cells were "
+    "forgotten, blue cells improved, grey cells have no validation data."
+)
+
+
+def about_run(run: RunData) -> str:
+    """What was trained on what, in one sentence; leaves out what the config does not say."""
+    config = run.config
+    parts = [key for key in ("method", "loss", "model", "data") if config.get(key)]
+    words = [f"{key} {_part_name(config[key])}" for key in parts]
+    partition = config.get("partition")
+    clients = partition.get("clients") if isinstance(partition, Mapping) else None
+    if partition:
+        split = f"split by {_part_name(partition)}"
+        words.append(f"{split} over {clients} clients" if clients else split)
+    if config.get("participation") is not None:
+        words.append(_participation_words(config["participation"]))
+    setting = ", ".join(words)
+    sentence = f"{setting[:1].upper()}{setting[1:]}" if setting else "A run"
+    rounds = config.get("rounds")
+    if run.summary is None:
+        planned = f" of {rounds}" if rounds is not None else ""
+        return f"{sentence}. Unfinished: {run.last_round}{planned} rounds are in the log so far."
+    done = run.summary.get("rounds", rounds)
+    return f"{sentence}. {run.status.capitalize()} after {done} rounds."
+
+
+def _part_name(part: Any) -> str:
+    if isinstance(part, Mapping):
+        return str(part.get("name", part.get("kind", "?")))
+    return " + ".join(map(_part_name, part)) if isinstance(part, list) else str(part)
+
+
+def _participation_words(participation: Any) -> str:
+    if isinstance(participation, float):
+        return f"{100 * participation:g} % of the clients a round"
+    return "1 client a round" if participation == 1 else f"{participation} clients a round"
+
+
+def about_result(run: RunData) -> str:
+    """The final accuracy and the mean client forgetting, as far as they were measured."""
+    headline = run.headline()
+    accuracy, forgetting = headline["final_accuracy"], headline["mean_forgetting"]
+    words = []
+    if accuracy is not None:
+        so_far = " so far" if run.summary is None else ""
+        words.append(f"The global model classifies {100 * accuracy:.1f} % of the test examples correctly{so_far}.")
+    if forgetting is not None:
+        change = "costs" if forgetting >= 0 else "gains"
+        words.append(
+            f"On average a client's local training {change} {100 * abs(forgetting):.1f} percentage points of "
+            "accuracy on the data of other clients."
+        )
+    return " ".join(words) or "No accuracy has been measured yet."
+
+
+def about_partition(class_counts: IntArray) -> str:
+    """How many clients, of what sizes, with how many classes."""
+    clients, classes = class_counts.shape
+    if clients == 0:
+        return "There is no client."
+    sizes = class_counts.sum(axis=1)
+    held = (class_counts > 0).sum(axis=1)
+    if sizes.min() == sizes.max():
+        size = f"{sizes.min()} training examples each"
+    else:
+        size = f"{sizes.min()} to {sizes.max()} training examples each (median {np.median(sizes):g})"
+    words = f"{clients} clients with {size}; a client holds {held.mean():.1f} of {classes} classes on average."
+    if classes > MOST_LEGEND_CLASSES:
+        words += " Colours follow the number of the class; point at a bar to read its name."
+    return words
+
+
+def about_comparison(rows: Sequence[Mapping[str, Any]]) -> str:
+    """How much is compared, and which setting is best in what matters most."""
+    runs = sum(len(row["runs"]) for row in rows)
+    words = [f"{_counted(runs, 'run')} of {_counted(len(rows), 'setting')}."]
+    unfinished = sum(row["unfinished"] for row in rows)
+    if unfinished:
+        words.append(f"Unfinished so far: {_counted(unfinished, 'run')}.")
+    accuracy, forgetting = COLUMNS[:2]
+    for column, claim, unit in (
+        (accuracy, "Most accurate in the end", "% of the test examples"),
+        (forgetting, "Forgets least", "percentage points"),
+    ):
+        winners = [row for row in rows if column.key in row["best"]]
+        words += [f"{claim}: {row['label']}, {column.text(row[column.key])} {unit}." for row in winners]
+    return " ".join(words)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -90,11 +90,12 @@ def build_world(experiment: Experiment, data: Dataset | None = None) -> World:
             "precision: bfloat16 is for accelerators (some CPUs cannot run it at all); use float32 on cpu"
         )
     method = experiment.build_method()
+    local = method.local(experiment.local)
     dataset = data if data is not None else load_data(experiment)
     train, validation = split_examples(dataset, experiment.partition, experiment.seed)
     experiment.cohort_size(len(train))
     for size in np.unique(train.sizes[train.sizes > 0]).tolist():
-        local_steps(size, experiment.local)
+        local_steps(size, local)
     settings = experiment.data
     normalise = Normalise.fit(dataset, settings.normalise, mean=settings.mean, std=settings.std)
     federation = build_federation(dataset, train, validation, normalise, device=device, dtype=dtype)
@@ -156,7 +157,9 @@ def train_rounds(
         cohort = sample_cohort(experiment.seed, round, federation.clients, experiment.cohort_size(federation.clients))
         received = Received(state.params, state.buffers, method.broadcast(state.server), round)
         weights = example_weights(
-            federation.train.sizes[cohort], experiment.server.weights, next(iter(state.params.values()))
+            federation.train.sizes[cohort],
+            experiment.server.weights or method.averaging,
+            next(iter(state.params.values())),
         )
         measuring = _due(experiment.forgetting.every, round, experiment.rounds)
 

@@ -113,7 +113,7 @@ class ServerSettings(Section):
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.99
     tau: Annotated[float, Field(gt=0)] = 1e-3
-    weights: Literal["examples", "uniform"] = "examples"
+    weights: Literal["examples", "uniform"] | None = None
 
     def build_optimizer(self) -> ServerOptimizer:
         """The server optimiser as pure functions."""

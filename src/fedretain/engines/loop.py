@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,6 +17,9 @@ from fedretain.errors import FedretainError, TrainingError
 from fedretain.methods import Batch, Own, Received
 from fedretain.randomness import stream
 from fedretain.tensors import Tensors, subtract
+
+if TYPE_CHECKING:
+    from fedretain.config import LocalSettings
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,7 @@ class LoopEngine:
         params = _copy(received.params)
         optimizer = world.local.build_optimizer()
         memory = optimizer.init(params)
+        frozen = [name for name in params if method.freezes(name)]
         losses = []
         for index, batch in enumerate(self._batches(received.round, client, own.data, numbers, batches)):
             if method.uses("step"):
@@ -67,6 +72,7 @@ class LoopEngine:
                 loss, gradient = self._objective_gradient(params, batch, received, own, task)
                 gradient = method.direction(gradient, params, received, own)
                 params, memory = optimizer.update(params, gradient, memory, task.lr, index)
+            params |= {name: received.params[name] for name in frozen}
             losses.append(loss)
 
         history = torch.stack(losses)
@@ -125,33 +131,44 @@ class LoopTask:
     round: int
 
     @property
+    def local(self) -> LocalSettings:
+        """The local settings."""
+        return self.world.local
+
+    @property
     def lr(self) -> float:
         """The local learning rate of this round."""
         return self.world.local.lr_of_round(self.round)
-
-    @property
-    def batch_size(self) -> int:
-        """The local batch size."""
-        return self.world.local.batch_size
 
     def logits(self, params: Tensors, inputs: Tensor) -> Tensor:
         """The model's output in evaluation mode."""
         return forward(self.world, params, self.buffers, inputs, training=False)
 
-    def loss(self, params: Tensors, batch: Batch) -> Tensor:
-        """Mean local objective over a batch in training mode."""
-        logits = forward(self.world, params, self.buffers, batch.inputs, training=True)
-        losses = self.world.loss(logits, batch.labels, self.class_counts)
+    def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The local objective of each example."""
+        return self.world.loss(logits, labels, self.class_counts)
+
+    def loss(self, params: Tensors, batch: Batch, *, training: bool = True) -> Tensor:
+        """Mean local objective over a batch; in training mode the running statistics follow."""
+        buffers = self.buffers if training else _copy(self.buffers)
+        losses = self.losses(forward(self.world, params, buffers, batch.inputs, training=True), batch.labels)
         if batch.weights is None:
             return losses.mean()
         return (losses * batch.weights).sum() / batch.weights.sum()
 
-    def gradient(self, params: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
+    def gradient(self, params: Tensors, batch: Batch, *, training: bool = True) -> tuple[Tensor, Tensors]:
         """The mean local objective over a batch and its gradient."""
         with torch.enable_grad():
             leaves = _leaves(params)
-            loss = self.loss(leaves, batch)
+            loss = self.loss(leaves, batch, training=training)
             return loss.detach(), _gradient(loss, leaves)
+
+    def part(self, data: Batch, index: int) -> Batch:
+        """The batch at ``index``, modulo their number, in the data's own order."""
+        size, examples = self.local.batch_size, len(data.labels)
+        start = index % -(-examples // size) * size
+        here = slice(start, start + size)
+        return Batch(data.inputs[here], data.labels[here], None if data.weights is None else data.weights[here])
 
 
 def _leaves(params: Tensors) -> Tensors:

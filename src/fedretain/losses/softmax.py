@@ -18,45 +18,40 @@ from fedretain.errors import DataError
 
 def cross_entropy(logits: Tensor, labels: Tensor, class_counts: Tensor) -> Tensor:
     """Plain cross-entropy: −f_y + log Σ_c exp f_c."""
-    return _contrast(logits) - _score_of_label(logits, labels)
+    return contrast(logits) - score_of_label(logits, labels)
 
 
 def truncated_softmax(logits: Tensor, labels: Tensor, class_counts: Tensor) -> Tensor:
     """TCE: only the client's own classes stand in the denominator, −f_y + log Σ_{c: β_c>0} exp f_c (tce-paper §3)."""
-    present = _present(class_counts)
-    return _contrast(logits, torch.zeros_like(logits[..., :1]), present) - _score_of_label(logits, labels)
+    return contrast(logits, present_classes(class_counts)) - score_of_label(logits, labels)
 
 
 def weighted_softmax(logits: Tensor, labels: Tensor, class_counts: Tensor) -> Tensor:
     """WSM: each class weighs as much as the client holds of it, −f_y + log Σ_c β_c exp f_c (wsm-paper Eq. 4)."""
-    present = _present(class_counts)
+    present = present_classes(class_counts)
     counts = class_counts.to(logits.dtype)
     proportions = counts / counts.sum(-1, keepdim=True)
-    log_proportions = torch.where(present, proportions, 1).log()
-    return _contrast(logits, log_proportions, present) - _score_of_label(logits, labels)
+    return contrast(logits + torch.where(present, proportions, 1).log(), present) - score_of_label(logits, labels)
 
 
-def _score_of_label(logits: Tensor, labels: Tensor) -> Tensor:
+def score_of_label(logits: Tensor, labels: Tensor) -> Tensor:
     """f_y, or Σ_c y_c f_c for soft labels."""
     if labels.is_floating_point():
         return (labels * logits).sum(-1)
     return logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
 
 
-def _contrast(logits: Tensor, log_weights: Tensor | None = None, present: Tensor | None = None) -> Tensor:
-    """log Σ_{c present} exp(f_c + log v_c).
+def contrast(logits: Tensor, present: Tensor | None = None) -> Tensor:
+    """log Σ_{c present} exp f_c.
 
-    An absent class is replaced by −∞ *before* the sum, so its gradient is exactly zero whatever its logit is;
-    its log-weight is never −∞ itself, so no 0·∞ can make a NaN.
+    An absent class is replaced by −∞ *before* the sum, so its gradient is exactly zero whatever its logit is; weights
+    are added to the logits as logarithms that are finite for every class, so no 0·∞ can make a NaN.
     """
-    shifted = logits if log_weights is None else logits + log_weights
-    if present is not None:
-        shifted = shifted.masked_fill(~present, -math.inf)
-    return torch.logsumexp(shifted, dim=-1)
+    return torch.logsumexp(logits if present is None else logits.masked_fill(~present, -math.inf), dim=-1)
 
 
-def _present(class_counts: Tensor) -> Tensor:
-    """Which classes the client holds; a client that holds none has no WSM or TCE loss.
+def present_classes(class_counts: Tensor) -> Tensor:
+    """Which classes the client holds; a client that holds none has no such loss.
 
     The check needs the numbers: it is left out under ``vmap`` and on accelerators, where it would wait for the
     device at every step (a federation never hands out all-zero counts).

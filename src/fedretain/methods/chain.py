@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ def chain(*methods: Method) -> Method:
         for first in methods[:i]:
             if reason := conflict(first, second):
                 raise ConfigError(f"method: {first.name} and {second.name} cannot be chained: {reason}")
-    return Chain(tuple(methods))
+    return Chain(tuple(m.beside([other for other in methods if other is not m]) for m in methods))
 
 
 def conflict(first: Method, second: Method) -> str | None:
@@ -64,6 +64,21 @@ class Chain(Method):
     def uses(self, hook: str) -> bool:
         """Whether any member changes the hook."""
         return any(method.uses(hook) for method in self.methods)
+
+    @property
+    def averaging(self) -> Literal["examples", "uniform"]:
+        """Uniform as soon as one member asks for it."""
+        return "uniform" if any(m.averaging == "uniform" for m in self.methods) else "examples"
+
+    def local(self, settings: LocalSettings) -> LocalSettings:
+        """Every member's prescription, one after the other."""
+        for method in self.methods:
+            settings = method.local(settings)
+        return settings
+
+    def freezes(self, name: str) -> bool:
+        """Frozen as soon as one member freezes it."""
+        return any(method.freezes(name) for method in self.methods)
 
     def check(self, local: LocalSettings) -> None:
         """Every member must accept the local settings."""

@@ -12,9 +12,11 @@ The defaults are FedAvg (McMahan et al. 2017). Override only what the paper chan
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Protocol
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from fedretain.components import check_fields
@@ -22,6 +24,10 @@ from fedretain.tensors import Tensors
 
 if TYPE_CHECKING:
     from fedretain.config import LocalSettings
+
+
+NonNegative = Annotated[float, Field(ge=0)]
+"""A hyper-parameter that may be 0 or more; NaN and infinity are refused everywhere."""
 
 
 class Batch(NamedTuple):
@@ -56,21 +62,27 @@ class Task(Protocol):
     """The client's model and local objective, as an engine hands them to a hook."""
 
     @property
-    def lr(self) -> float:
-        """The local learning rate of this round."""
+    def local(self) -> LocalSettings:
+        """The local settings: optimiser, batch size and so on."""
 
     @property
-    def batch_size(self) -> int:
-        """The local batch size."""
+    def lr(self) -> float:
+        """The local learning rate of this round."""
 
     def logits(self, params: Tensors, inputs: Tensor) -> Tensor:
         """The model's output in evaluation mode."""
 
-    def loss(self, params: Tensors, batch: Batch) -> Tensor:
-        """Mean local objective over a batch in training mode, without any method's penalty."""
+    def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The local objective of each example."""
 
-    def gradient(self, params: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
-        """The mean local objective over a batch and its gradient."""
+    def gradient(self, params: Tensors, batch: Batch, *, training: bool = True) -> tuple[Tensor, Tensors]:
+        """The mean local objective over a batch and its gradient.
+
+        ``training=False`` leaves the running statistics of normalisation layers as they are; they are not used either.
+        """
+
+    def part(self, data: Batch, index: int) -> Batch:
+        """The batch at ``index``, modulo their number, when the data are cut into batches in their own order."""
 
 
 class Aggregate(NamedTuple):
@@ -101,6 +113,23 @@ class Method:
     def uses(self, hook: str) -> bool:
         """Whether this method changes a hook; engines skip the work of a hook that nobody uses."""
         return getattr(type(self), hook) is not getattr(Method, hook)
+
+    @property
+    def averaging(self) -> Literal["examples", "uniform"]:
+        """How the server weighs clients unless the experiment file says it (server.weights)."""
+        return "examples"
+
+    def beside(self, others: Sequence[Method]) -> Method:
+        """This method when chained with others; raise ConfigError, naming both, where they cannot work together."""
+        return self
+
+    def local(self, settings: LocalSettings) -> LocalSettings:
+        """The local work that the method prescribes."""
+        return settings
+
+    def freezes(self, name: str) -> bool:
+        """Whether the parameter of this name is never trained."""
+        return False
 
     def check(self, local: LocalSettings) -> None:
         """Refuse local settings under which the method would be wrong: raise ConfigError with the reason."""

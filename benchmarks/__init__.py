@@ -1,0 +1,1 @@
+"""Side-by-side speed: identical work, one run, one table of ratios."""

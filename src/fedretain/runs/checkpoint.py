@@ -1,0 +1,84 @@
+"""Checkpoints: safetensors beside JSON, written atomically, never pickle.
+
+``round-000012.safetensors`` holds every tensor of the state after round 12, ``round-000012.json`` the rest and the
+tensors' checksum; the JSON is written last, so a checkpoint without it does not exist. The two newest are kept: a
+damaged one is passed over.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from safetensors.torch import load, save
+from torch import Tensor
+
+from fedretain.files import write_atomically
+from fedretain.server import ServerState
+from fedretain.tensors import Tensors, under_prefix, with_prefix
+
+_SECTIONS = ("params", "buffers", "server", "optimizer")
+
+
+class Checkpoint(NamedTuple):
+    """All that is needed to go on: the server's state and the clients' states."""
+
+    state: ServerState
+    clients: dict[int, Tensors]
+    facts: dict[str, float]
+
+    def to(self, device: str) -> Checkpoint:
+        """The same on another device."""
+        moved = ({n: t.to(device) for n, t in part.items()} for part in self.state[1:])
+        clients = {k: {n: t.to(device) for n, t in state.items()} for k, state in self.clients.items()}
+        return Checkpoint(ServerState(self.state.round, *moved), clients, self.facts)
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint, then remove all but the two newest."""
+    tensors: dict[str, Tensor] = {}
+    for section in _SECTIONS:
+        tensors |= with_prefix(section, getattr(checkpoint.state, section))
+    for client, state in checkpoint.clients.items():
+        tensors |= with_prefix(f"client/{client}", state)
+    blob = save({name: value.detach().cpu().contiguous() for name, value in tensors.items()})
+    stem = f"round-{checkpoint.state.round:06d}"
+    write_atomically(folder / f"{stem}.safetensors", blob)
+    facts = {
+        "round": checkpoint.state.round,
+        "clients": sorted(checkpoint.clients),
+        "sha256": hashlib.sha256(blob).hexdigest(),
+        "facts": checkpoint.facts,
+    }
+    write_atomically(folder / f"{stem}.json", json.dumps(facts).encode())
+    for old in sorted(folder.glob("round-*.json"))[:-2]:
+        old.unlink()
+        old.with_suffix(".safetensors").unlink(missing_ok=True)
+
+
+def load_checkpoint(folder: Path, *, at_most: int) -> Checkpoint | None:
+    """The newest whole checkpoint up to a round, or None."""
+    for path in sorted(folder.glob("round-*.json"), reverse=True):
+        checkpoint = _load(path)
+        if checkpoint is not None and checkpoint.state.round <= at_most:
+            return checkpoint
+    return None
+
+
+def _load(path: Path) -> Checkpoint | None:
+    """One checkpoint, or None when a part of it is missing or damaged."""
+    try:
+        facts = json.loads(path.read_bytes())
+        blob = path.with_suffix(".safetensors").read_bytes()
+        if hashlib.sha256(blob).hexdigest() != facts["sha256"]:
+            return None
+        number, clients, extra = int(facts["round"]), [int(k) for k in facts["clients"]], dict(facts["facts"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    tensors: Mapping[str, Tensor] = load(blob)
+    sections = (under_prefix(section, tensors) for section in _SECTIONS)
+    states = {client: under_prefix(f"client/{client}", tensors) for client in clients}
+    return Checkpoint(ServerState(number, *sections), states, extra)

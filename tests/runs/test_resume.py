@@ -1,0 +1,212 @@
+"""Kill -9 at any moment, resume, and get the bits of the run that was never interrupted."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+import fedretain
+from fedretain.errors import RunError
+
+EXPERIMENT = {
+    "name": "killed",
+    "rounds": 6,
+    "participation": 3,
+    "data": {"name": "digits"},
+    "partition": {"kind": "dirichlet", "clients": 8, "alpha": 0.3},
+    "model": {"name": "mlp", "hidden": [16]},
+    "loss": "wsm",
+    "local": {"lr": 0.1, "momentum": 0.9, "epochs": 1, "batch_size": 16},
+    "server": {"optimizer": "adam", "lr": 0.01},
+    "forgetting": {"every": 2},
+    "checkpoint": {"every": 2},
+}
+
+KILLS_ITSELF = """
+import os, signal, sys
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+import fedretain.files, fedretain.runs.directory as directory
+what, count, experiment, out = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]
+calls = 0
+def killer(function):
+    def wrapped(*args, **kwargs):
+        global calls
+        calls += 1
+        if calls == count:
+            if what == "append":  # half a line has reached the disk
+                log = Path(out, "metrics.jsonl").open("ab")
+                log.write(b'{"round": 4, "train_lo')
+                log.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*args, **kwargs)
+    return wrapped
+if what == "append":
+    directory.RunDirectory.append = killer(directory.RunDirectory.append)
+elif what == "rename":
+    Path.replace = killer(Path.replace)
+elif what == "fsync":
+    os.fsync = killer(os.fsync)
+import fedretain
+fedretain.run(experiment, out=out, resume=True)
+print("finished without being killed after", calls, "calls")
+"""
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> fedretain.Run:
+    return fedretain.run(EXPERIMENT, out=tmp_path_factory.mktemp("whole") / "run")
+
+
+def same_bits(a: Path, b: Path) -> None:
+    """Metrics (but for the time they took), forgetting matrices, final weights and server state."""
+    for run in (a, b):
+        assert json.loads((run / "summary.json").read_text())["status"] == "finished"
+    rows = [
+        [
+            {k: v for k, v in json.loads(line).items() if "seconds" not in k}
+            for line in (run / "metrics.jsonl").read_text().splitlines()
+        ]
+        for run in (a, b)
+    ]
+    assert rows[0] == rows[1]
+    ours, theirs = (load_file(sorted((run / "checkpoint").glob("*.safetensors"))[-1]) for run in (a, b))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    names = sorted(path.name for path in (a / "forgetting").iterdir())
+    assert names == sorted(path.name for path in (b / "forgetting").iterdir())
+    for name in names:
+        with np.load(a / "forgetting" / name) as one, np.load(b / "forgetting" / name) as other:
+            assert all(np.array_equal(one[key], other[key], equal_nan=True) for key in one)
+
+
+@pytest.mark.parametrize(
+    ("what", "count"), [("append", 1), ("append", 4), ("rename", 1), ("rename", 6), ("rename", 9), ("fsync", 8), ("fsync", 12)]
+)
+def test_killed_and_resumed(what: str, count: int, whole: fedretain.Run, tmp_path: Path) -> None:
+    """Killed in the middle of a metrics line, before a rename and before a flush to disk; then killed again and resumed."""
+    experiment, out = tmp_path / "experiment.yaml", tmp_path / "run"
+    experiment.write_text(yaml.safe_dump(EXPERIMENT))
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLS_ITSELF, what, str(count), str(experiment), str(out)], capture_output=True, text=True
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
+    fedretain.run(experiment, out=out, resume=True)
+    same_bits(whole.path, out)
+
+
+def test_resuming_what_is_finished_changes_nothing(whole: fedretain.Run) -> None:
+    before = {path: path.read_bytes() for path in whole.path.rglob("*.safetensors")}
+    metrics = (whole.path / "metrics.jsonl").read_bytes()
+    again = fedretain.run(EXPERIMENT, out=whole.path, resume=True)
+    assert (whole.path / "metrics.jsonl").read_bytes() == metrics
+    assert before == {path: path.read_bytes() for path in whole.path.rglob("*.safetensors")}
+    assert again.summary == whole.summary
+
+
+def test_more_rounds_can_be_added(whole: fedretain.Run, tmp_path: Path) -> None:
+    short = fedretain.run({**EXPERIMENT, "rounds": 4}, out=tmp_path / "run")
+    assert len(short.metrics) == 4
+    fedretain.run(EXPERIMENT, out=tmp_path / "run", resume=True)
+    same_bits(whole.path, tmp_path / "run")
+    with pytest.raises(RunError, match="has 6 rounds already"):
+        fedretain.run({**EXPERIMENT, "rounds": 2}, out=tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize("damage", ["truncated newest", "garbled newest json", "all checkpoints", "metrics cut", "metrics garbled"])
+def test_damaged_files_never_break_a_resume(damage: str, whole: fedretain.Run, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(whole.path, out)
+    newest = sorted((out / "checkpoint").glob("*.safetensors"))[-1]
+    if damage == "truncated newest":
+        newest.write_bytes(newest.read_bytes()[:-10])
+    elif damage == "garbled newest json":
+        newest.with_suffix(".json").write_text('{"round": 6,')
+    elif damage == "all checkpoints":
+        for path in (out / "checkpoint").iterdir():
+            path.write_bytes(b"")
+    elif damage == "metrics cut":
+        text = (out / "metrics.jsonl").read_bytes()
+        (out / "metrics.jsonl").write_bytes(text[: len(text) * 3 // 4])
+    else:
+        lines = (out / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+        (out / "metrics.jsonl").write_bytes(b"".join([*lines[:4], b"\x00\xff\n", *lines[5:]]))
+    fedretain.run(EXPERIMENT, out=out, resume=True)
+    same_bits(whole.path, out)
+
+
+def test_ctrl_c_saves_the_last_round_and_says_how_to_resume(whole: fedretain.Run, tmp_path: Path) -> None:
+    """SIGINT while round 4 runs: three rounds are kept although checkpoints come every two; exit code 130."""
+    experiment, out = tmp_path / "experiment.yaml", tmp_path / "run"
+    experiment.write_text(yaml.safe_dump({**EXPERIMENT, "checkpoint": {"every": 100}}))
+    script = (
+        "import os, signal, sys, torch, fedretain.engines.loop as loop\n"
+        "torch.set_num_threads(1)\n"
+        "train = loop.LoopEngine.train\n"
+        "def interrupted(self, received, cohort, states):\n"
+        "    if received.round == 4: os.kill(os.getpid(), signal.SIGINT)\n"
+        "    return train(self, received, cohort, states)\n"
+        "loop.LoopEngine.train = interrupted\n"
+        "from fedretain.cli import main\n"
+        f"sys.argv = ['fedretain', 'run', {str(experiment)!r}, '--out', {str(out)!r}, '--quiet']\n"
+        "main()\n"
+    )
+    stopped = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert stopped.returncode == 130, stopped.stderr
+    assert "--resume" in stopped.stderr
+    assert fedretain.Run(out).checkpoint().state.round == 3
+    fedretain.run(EXPERIMENT, out=out, resume=True)
+    same_bits(whole.path, out)
+
+
+def test_divergence_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
+    """The rate grows without bound by a method that scales the direction from round 3 on."""
+    script = (
+        "from dataclasses import dataclass\n"
+        "from fedretain import Method\n"
+        "@dataclass(frozen=True)\n"
+        "class Explode(Method):\n"
+        '    """Breaks in round 3."""\n'
+        "    def direction(self, gradient, params, received, own):\n"
+        "        factor = 1.0 if received.round < 3 else float('inf')\n"
+        "        return {name: factor * value for name, value in gradient.items()}\n"
+    )
+    (tmp_path / "explode_method.py").write_text(script)
+    experiment = tmp_path / "experiment.yaml"
+    experiment.write_text(
+        yaml.safe_dump({**EXPERIMENT, "method": "explode_method:Explode", "checkpoint": {"every": 100}})
+    )
+    command = [sys.executable, "-m", "fedretain.cli", "run", str(experiment), "--out", str(tmp_path / "run"), "--quiet"]
+    failed = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert failed.returncode == 1
+    assert "round 3, client" in failed.stderr
+    assert "diverged" in failed.stderr
+    checkpoint = sorted((tmp_path / "run" / "checkpoint").glob("*.json"))[-1]
+    assert checkpoint.name == "round-000002.json"
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_other_data_under_the_same_name_is_refused(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+
+    def data(seed: int) -> fedretain.Dataset:
+        x = np.random.default_rng(seed).normal(size=(60, 5)).astype(np.float32)
+        y = rng.integers(0, 3, 60)
+        return fedretain.from_arrays(x, y, x, y)
+
+    given: dict[str, Any] = {"rounds": 1, "partition": {"kind": "iid", "clients": 3}, "forgetting": {"every": 0}}
+    fedretain.run(given, out=tmp_path / "run", data=data(1))
+    with pytest.raises(RunError, match="was made with other examples"):
+        fedretain.run({**given, "rounds": 2}, out=tmp_path / "run", data=data(2), resume=True)

@@ -1,6 +1,6 @@
 """Local optimisers as pure functions: a state goes in with the gradient, new parameters and state come out.
 
-The state starts fresh every round (METHODS: FedAvg). Each update is the one of ``torch.optim`` under the same name.
+The state starts fresh every round. Each update is the one of ``torch.optim`` under the same name.
 """
 
 from __future__ import annotations

@@ -11,14 +11,18 @@ from types import FrameType
 from typing import Annotated, Any, NoReturn
 
 import typer
+from rich.box import SIMPLE
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 import fedretain
+from fedretain.compare import Comparison
 from fedretain.config import Experiment, Variant
 from fedretain.errors import ConfigError, FedretainError
 from fedretain.runs.metrics import Row
+from fedretain.shares import Shares
 
 app = typer.Typer(
     help="Federated learning that measures what a model forgets and stops it from forgetting.",
@@ -84,23 +88,14 @@ def compare(
     """Run every variant of an experiment and compare them; finished ones are not done again."""
     with _progress(quiet) as bar:
         comparison = fedretain.compare(
-            experiment, out=directory, overrides=overrides or [], watch=bar.watch, begin=bar.begin
+            experiment, out=directory, overrides=overrides or [], watch=bar.watch, begin=bar.begin, end=bar.end
         )
     if comparison.runs:
-        from fedretain.report import COLUMNS
-
-        table = Table("", *(column.title for column in COLUMNS), "seeds")
-        for row in comparison.rows:
-            cells = []
-            for column in COLUMNS:
-                text = column.text(row[column.key])
-                cells.append(f"[bold]{text}[/bold]" if column.key in row["best"] else text)
-            table.add_row(row["label"], *cells, str(len(row["seeds"])))
-        out.print(table)
-    _say_where(comparison.path)
+        out.print(_comparison_table(comparison))
+        _say_where(comparison.path)
     if comparison.failures:
         for failure in comparison.failures:
-            err.print(f"[red]failed:[/red] {failure.variant}: {failure.reason}", highlight=False)
+            _complain("failed:", f"{failure.variant}: {failure.reason}")
         raise typer.Exit(1)
 
 
@@ -111,18 +106,14 @@ def partition(
     picture: Annotated[Path, typer.Option("--out", help="Where the stacked-bar picture goes.")] = Path(
         "partition.html"
     ),
-    rows: Annotated[int, typer.Option(help="How many clients the table shows.")] = 20,
+    rows: Annotated[int, typer.Option(min=0, help="How many clients the table shows.")] = 20,
 ) -> None:
     """Show who holds what: a table, and a picture with a bar per client."""
     shares = fedretain.partition(experiment, overrides=overrides or [])
-    table = Table("client", "train", "validation", *shares.class_names, title=shares.title)
-    for client in range(min(rows, shares.clients)):
-        counts = [str(count) if count else "·" for count in shares.class_counts[client].tolist()]
-        table.add_row(str(client), str(shares.train_sizes[client]), str(shares.validation_sizes[client]), *counts)
-    out.print(table)
+    out.print(_shares_table(shares, rows))
     if shares.clients > rows:
         out.print(f"… and {shares.clients - rows} more clients (--rows {shares.clients} shows all)")
-    out.print(f"picture: {shares.write_picture(picture)}", highlight=False, soft_wrap=True)
+    _say(f"picture: {shares.write_picture(picture)}")
 
 
 @app.command("list")
@@ -132,7 +123,7 @@ def list_components(
     """List what can be named in an experiment file, with parameters and defaults."""
     table = Table("name", "what it is", "parameters (default)", show_lines=False)
     for entry in fedretain.available(kind):
-        table.add_row(entry.name, entry.help, "\n".join(entry.parameters) or "–")
+        table.add_row(*map(escape, (entry.name, entry.help, "\n".join(entry.parameters) or "–")))
     out.print(table)
 
 
@@ -141,7 +132,7 @@ def doctor() -> None:
     """Say what is installed and found."""
     table = Table("", "", "found", "detail")
     for finding in fedretain.doctor():
-        table.add_row(finding.topic, finding.name, "yes" if finding.good else "no", finding.detail)
+        table.add_row(finding.topic, finding.name, "yes" if finding.good else "no", escape(finding.detail))
     out.print(table)
 
 
@@ -153,7 +144,61 @@ def report(
     """Make one self-contained page of one run, or of several side by side."""
     from fedretain.report import write_report
 
-    out.print(f"report: {write_report(runs, page)}", highlight=False, soft_wrap=True)
+    _say(f"report: {write_report(runs, page)}")
+
+
+_SHORT_TITLES = {
+    "final_accuracy": "accuracy\n%",
+    "mean_forgetting": "forgets\npoints",
+    "forgettable_examples": "forgettable\na round",
+    "seconds": "time\ns",
+    "upload_bytes": "up\nMB",
+    "download_bytes": "down\nMB",
+}
+_WITHOUT_DEVIATION = ("seconds", "upload_bytes", "download_bytes")
+
+
+def _comparison_table(comparison: Comparison) -> Table:
+    """One row per setting, narrow enough for 80 columns; the deviation over seeds where it tells something."""
+    from fedretain.report import COLUMNS
+
+    table = Table(box=SIMPLE, padding=(0, 1, 0, 0))
+    table.add_column("", overflow="fold")
+    for column in COLUMNS:
+        table.add_column(_SHORT_TITLES[column.key], justify="right", no_wrap=True)
+    table.add_column("seeds", justify="right")
+    for row in comparison.rows:
+        cells = []
+        for column in COLUMNS:
+            spread = row[column.key]
+            if spread is not None and column.key in _WITHOUT_DEVIATION:
+                spread = spread._replace(std=None)
+            text = column.text(spread).replace(" ± ", "±")
+            cells.append(f"[bold]{text}[/bold]" if column.key in row["best"] else text)
+        table.add_row(escape(row["label"]), *cells, str(len(row["seeds"])))
+    return table
+
+
+def _shares_table(shares: Shares, rows: int) -> Table:
+    """A column per class where they fit, else the largest classes of each client in words."""
+    sizes = shares.train_sizes, shares.validation_sizes
+    counts = shares.class_counts[:rows]
+    widest = max((len(str(count)) for count in counts.flat), default=1)
+    fit = sum(max(len(name), widest) + 3 for name in shares.class_names) + 26 <= out.width
+    names = [escape(name) for name in shares.class_names]
+    table = Table("client", "train", "valid.", *(names if fit else ["classes"]), title=escape(shares.title))
+    for client, held in enumerate(counts):
+        if fit:
+            cells = [str(count) if count else "·" for count in held.tolist()]
+        else:
+            order = [c for c in (-held).argsort(kind="stable").tolist() if held[c]]
+            more = f", … ({len(order)} classes)" if len(order) > _CLASSES_IN_WORDS else ""
+            cells = [", ".join(f"{names[c]} {held[c]}" for c in order[:_CLASSES_IN_WORDS]) + more]
+        table.add_row(str(client), *(str(size[client]) for size in sizes), *cells)
+    return table
+
+
+_CLASSES_IN_WORDS = 5
 
 
 class _Bar:
@@ -169,6 +214,11 @@ class _Bar:
         self.label = f"[{number + 1}/{total}] {variant.name}"
         self._add(variant.experiment)
 
+    def end(self, variant: Variant, finished: fedretain.Run) -> None:
+        """A variant is finished; perhaps it was before, and no round had to be run."""
+        accuracy = finished.summary["final_accuracy"]["last"]
+        self.progress.update(self.task, completed=finished.summary["rounds"], note=f"accuracy {accuracy:.3f}")
+
     def watch(self, experiment: Experiment, row: Row) -> None:
         """A round ended."""
         if self.task is None:
@@ -177,7 +227,13 @@ class _Bar:
         shown = f"accuracy {row['test_accuracy']:.3f}" if "test_accuracy" in row else ""
         self.progress.update(self.task, completed=row["round"], note=shown)
 
+    def close(self) -> None:
+        """Leave the last state on the screen; a bar that never began leaves nothing."""
+        if self.task is not None:
+            self.progress.stop()
+
     def _add(self, experiment: Experiment) -> None:
+        self.progress.start()
         self.task = self.progress.add_task(self.label, total=experiment.rounds, note="")
 
 
@@ -190,18 +246,22 @@ def _progress(quiet: bool) -> Iterator[_Bar]:
 
     previous = signal.signal(signal.SIGTERM, stop)
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[note]}"),
         TimeRemainingColumn(),
     )
+    bar = _Bar(Progress(*columns, console=err, disable=quiet))
     try:
-        with Progress(*columns, console=err, disable=quiet) as progress:
-            yield _Bar(progress)
+        try:
+            yield bar
+        finally:
+            bar.close()
     except KeyboardInterrupt:
         err.print(
-            "stopped; the finished rounds are saved. The same command with --resume goes on (compare always does)."
+            "stopped; the finished rounds are saved. The same command with --resume goes on (compare always does).",
+            soft_wrap=True,
         )
         raise typer.Exit(130) from None
     finally:
@@ -211,13 +271,18 @@ def _progress(quiet: bool) -> Iterator[_Bar]:
 def _say_where(path: Path) -> None:
     page = path / "report.html"
     if page.exists():
-        out.print(f"report: {page.resolve()}", highlight=False, soft_wrap=True)
+        _say(f"report: {page.resolve()}")
     else:
-        out.print(
-            f"run: {path.resolve()} (no report.html: pip install plotly, then 'fedretain report {path}')",
-            highlight=False,
-            soft_wrap=True,
-        )
+        _say(f"run: {path.resolve()} (no report.html: pip install plotly, then 'fedretain report {path}')")
+
+
+def _say(text: str) -> None:
+    """One line as it is: not wrapped, and square brackets are no markup."""
+    out.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+def _complain(what: str, text: str) -> None:
+    err.print(f"[bold red]{what}[/bold red] {escape(text)}", highlight=False, soft_wrap=True)
 
 
 def _number(value: float | None, form: str) -> str:
@@ -230,8 +295,12 @@ def main() -> None:
     try:
         app()
     except FedretainError as error:
-        err.print("[bold red]error:[/bold red]", str(error), highlight=False, soft_wrap=True, markup=True)
+        _complain("error:", str(error))
         sys.exit(2 if isinstance(error, ConfigError) else 1)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        _complain("error:", f"{where}{error.strerror or error}; check the path, the permissions and the room there")
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
-from collections.abc import Callable, Collection, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
 from typing import Any, NamedTuple, get_type_hints
@@ -116,30 +117,85 @@ def explain(
     error: pydantic.ValidationError,
     model: type[pydantic.BaseModel],
     prefix: str = "",
-    elsewhere: Mapping[str, str] | None = None,
+    elsewhere: Mapping[str, Collection[str]] | None = None,
 ) -> str:
-    """A validation error in words: key, value, what is allowed, and the nearest valid spelling of an unknown key."""
-    return "\n".join(_explain_one(item, model, prefix, elsewhere or {}) for item in error.errors())
+    """A validation error in words: key, value, what is allowed, and the nearest valid spelling.
+
+    ``elsewhere`` says for a key where it belongs when it stands at the wrong level.
+    """
+    lines: list[str] = []
+    refused: dict[str, list[Any]] = {}
+    for item in error.errors():
+        if item["type"] == "extra_forbidden":
+            lines.append(_explain_unknown(item["loc"], model, prefix, elsewhere or {}))
+        else:
+            refused.setdefault(_path(prefix, _place(model, item["loc"])), []).append(item)
+    return "\n".join([*lines, *(_explain_value(path, items) for path, items in refused.items())])
 
 
-def _explain_one(item: Any, model: type[pydantic.BaseModel], prefix: str, elsewhere: Mapping[str, str]) -> str:
-    path = ".".join(str(part) for part in (prefix, *item["loc"]) if part != "")
-    if item["type"] == "extra_forbidden":
-        key = str(item["loc"][-1])
-        siblings = _keys_beside(model, item["loc"])
-        if key in elsewhere and not get_close_matches(key, siblings, cutoff=0.8):
-            return f"unknown key {path!r}; did you mean {elsewhere[key]!r}?"
-        if not siblings:
-            return f"unknown key {path!r}: {prefix or 'this'} takes no parameters"
-        head, dot, _ = path.rpartition(".")
-        return unknown("key", path, [f"{head}{dot}{sibling}" for sibling in siblings])
-    if item["type"] == "missing":
+def _explain_unknown(
+    loc: tuple[int | str, ...],
+    model: type[pydantic.BaseModel],
+    prefix: str,
+    elsewhere: Mapping[str, Collection[str]],
+) -> str:
+    path, key, siblings = _path(prefix, loc), str(loc[-1]), _keys_beside(model, loc)
+    if key in elsewhere and not get_close_matches(key, siblings, cutoff=0.8):
+        return f"unknown key {path!r}; did you mean {' or '.join(map(repr, elsewhere[key]))}?"
+    if not siblings:
+        return f"unknown key {path!r}: {prefix or 'this'} takes no parameters"
+    head, dot, _ = path.rpartition(".")
+    return unknown("key", path, [f"{head}{dot}{sibling}" for sibling in siblings])
+
+
+def _explain_value(path: str, items: Sequence[Any]) -> str:
+    """What is wrong with one value; a key that takes several kinds of value has an item for each of them."""
+    if items[0]["type"] == "missing":
         return f"{path}: missing, and it has no default"
-    message = item["msg"].removeprefix("Value error, ")
+    allowed = [_allowed(item) for item in items]
+    message = " or ".join([allowed[0], *(text.removeprefix("must be ") for text in dict.fromkeys(allowed[1:]))])
+    # A rule about a whole section names the keys itself; the text of the section would only hide it.
+    whole = items[0]["type"] == "value_error" and isinstance(items[0]["input"], dict)
+    return f"{path}: {message}" if whole else f"{path}: {message} (given: {items[0]['input']!r})"
+
+
+_PLAIN_WORDS = {
+    "model_type": "must be a mapping of keys to values",
+    "tuple_type": "must be a list, such as [a, b]",
+    "sequence_str": "must be a list, such as [a, b]",
+    "invalid_key": "a key must be text",
+}
+
+
+def _allowed(item: Any) -> str:
+    """What may stand there, in the words of an experiment file."""
+    if item["type"] in _PLAIN_WORDS:
+        return _PLAIN_WORDS[item["type"]]
+    message = str(item["msg"]).removeprefix("Value error, ")
     if message.startswith("Input should be "):
         message = "must be " + message.removeprefix("Input should be ")
-    shown = "" if isinstance(item["input"], dict) else f" (given: {item['input']!r})"
-    return f"{path}: {message}{shown}"
+    if item["type"] == "literal_error":
+        near = get_close_matches(str(item["input"]), re.findall(r"'([^']*)'", message), n=1, cutoff=0.5)
+        message += f"; did you mean {near[0]!r}?" if near else ""
+    return message
+
+
+def _path(prefix: str, loc: Sequence[int | str]) -> str:
+    return ".".join(str(part) for part in (prefix, *loc) if part != "")
+
+
+def _place(model: type[pydantic.BaseModel], loc: tuple[int | str, ...]) -> list[int | str]:
+    """The key that a location leads to, without the names of types that pydantic adds for a union."""
+    place: list[int | str] = []
+    inside: type[pydantic.BaseModel] | None = model
+    for part in loc:
+        if inside is None and isinstance(part, str):
+            continue
+        place.append(part)
+        field = inside.model_fields.get(str(part)) if inside is not None else None
+        annotation = field.annotation if field else None
+        inside = annotation if inspect.isclass(annotation) and issubclass(annotation, pydantic.BaseModel) else None
+    return place
 
 
 def _keys_beside(model: type[pydantic.BaseModel], loc: tuple[int | str, ...]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from fedretain.data.federation import Federation, build_federation, split_exampl
 from fedretain.data.transforms import Normalise
 from fedretain.engines import Engine, LoopEngine, Uploads, World
 from fedretain.engines.schedule import local_steps, sample_cohort
-from fedretain.errors import ConfigError, RunError
+from fedretain.errors import ConfigError, RunError, TrainingError
 from fedretain.losses import LOSSES
 from fedretain.methods import Received
 from fedretain.models import build_model
@@ -111,7 +112,7 @@ def build_world(experiment: Experiment, data: Dataset | None = None) -> World:
         model.to(device, dtype),
         loss,
         method,
-        experiment.local,
+        local,
         federation,
         experiment.seed,
         experiment.precision,
@@ -175,6 +176,7 @@ def train_rounds(
             participants=len(cohort),
             population=federation.clients,
         )
+        _refuse_divergence(round, all(bool(value.isfinite().all()) for value in state.params.values()))
         clients = clients | ledger.states if ledger.states else clients
 
         trained = time.perf_counter()
@@ -185,6 +187,7 @@ def train_rounds(
         record = None
         if _due(experiment.evaluate.every, round, experiment.rounds, always_last=True):
             row |= evaluate(world, state.params, state.buffers, experiment.evaluate.batch_size)
+            _refuse_divergence(round, math.isfinite(row["test_loss"]))
         if measuring:
             record = measure_forgetting(
                 world,
@@ -343,6 +346,14 @@ def _store_forgetting(directory: RunDirectory, round: int, record: ForgettingRec
 def _plain(values: np.ndarray) -> list[float | None]:
     """JSON has no NaN."""
     return [float(v) if np.isfinite(v) else None for v in values]
+
+
+def _refuse_divergence(round: int, sound: bool) -> None:
+    """Stop before a global model that is no longer made of numbers, or gives none, takes the place of a good one."""
+    if not sound:
+        raise TrainingError(
+            "training diverged: the aggregated model overflowed; lower server.lr or local.lr", round=round
+        )
 
 
 def _due(every: int, round: int, rounds: int, *, always_last: bool = False) -> bool:

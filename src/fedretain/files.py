@@ -10,8 +10,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 
-def write_atomically(path: Path, content: bytes | Callable[[BinaryIO], None]) -> None:
-    """Write beside the target, flush to disk, then rename over it; ``content`` is bytes or a function that writes."""
+def write_atomically(path: Path, content: bytes | Callable[[BinaryIO], None], *, durable: bool = True) -> None:
+    """Write beside the target, flush to disk, then rename over it; ``content`` is bytes or a function that writes.
+
+    ``durable=False`` leaves the flush to the caller: the file is whole or absent for other processes, but not yet safe
+    from a power cut.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     try:
@@ -21,7 +25,8 @@ def write_atomically(path: Path, content: bytes | Callable[[BinaryIO], None]) ->
             else:
                 file.write(content)
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         mask = os.umask(0)
         os.umask(mask)
         Path(name).chmod(0o666 & ~mask)

@@ -12,9 +12,9 @@ import pydantic
 import yaml
 from pydantic import Field
 
-from fedretain.components import complete, find, refuse_bool
+from fedretain.components import complete, find, parameters, refuse_bool
 from fedretain.data.partition import PARTITIONS
-from fedretain.errors import ConfigError
+from fedretain.errors import ConfigError, unknown
 from fedretain.losses import LOSSES
 from fedretain.methods import METHODS, Method, chain
 from fedretain.methods.chain import parts
@@ -160,7 +160,7 @@ class PartitionSettings(pydantic.BaseModel):
 class Experiment(Section):
     """Everything that decides a run's numbers."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._+=,()-]*$", max_length=100)] = "experiment"
+    name: Annotated[str, Field(max_length=60)] = "experiment"
     seed: Annotated[int, Field(ge=0)] = 0
     rounds: Annotated[int, Field(ge=0)] = 10
     participation: int | float = 1.0
@@ -185,12 +185,24 @@ class Experiment(Section):
             return value
         raise ValueError("must be a number of clients (an integer of at least 1) or a fraction in (0, 1]")
 
+    @pydantic.field_validator("name")
+    @classmethod
+    def _names_a_folder(cls, value: str) -> str:
+        if not re.fullmatch(r"\w[\w ._+=,()-]*", value):
+            raise ValueError("must begin with a letter or digit; then letters, digits, spaces and ._+=,()- are allowed")
+        return value
+
     @pydantic.field_validator("device")
     @classmethod
     def _spelt_right(cls, value: str) -> str:
         if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", value):
             raise ValueError("must be auto, cpu, cuda, cuda:N or mps")
         return value
+
+    @pydantic.field_validator("data", mode="before")
+    @classmethod
+    def _named_data(cls, given: Any) -> Any:
+        return {"name": given} if isinstance(given, str) else given
 
     @pydantic.field_validator("partition", mode="before")
     @classmethod
@@ -200,6 +212,12 @@ class Experiment(Section):
         kind = frame.setdefault("kind", "dirichlet")
         function = find("partition", PARTITIONS, kind)
         chosen = {k: v for k, v in given.items() if k not in frame}
+        if frame.get("column") is not None and kind in PARTITIONS and kind != "by_column":
+            raise ConfigError(f"partition.column: only the kind by_column splits by a column (given kind: {kind!r})")
+        valid = [parameter.name for parameter in parameters(function, PARTITION_SUPPLIED)]
+        if stray := [k for k in chosen if k not in valid]:
+            names = [f"partition.{name}" for name in (*valid, *PartitionSettings.model_fields)]
+            raise ConfigError(unknown("key", f"partition.{stray[0]}", names))
         if kind == "dirichlet":
             chosen = {"clients": 10, "alpha": 0.1, **chosen}
         if kind == "by_column" and not frame.get("column"):
@@ -224,7 +242,11 @@ class Experiment(Section):
 
     def build_method(self) -> Method:
         """The chain of methods, checked against each other and against the local settings."""
-        method = chain(*(find("method", METHODS, member.name)(**member.parameters) for member in self.method))
+        members = [find("method", METHODS, member.name)(**member.parameters) for member in self.method]
+        for named, built in zip(self.method, members, strict=True):
+            if not isinstance(built, Method):
+                raise ConfigError(f"method: {named.name!r} makes no fedretain.Method but a {type(built).__name__}")
+        method = chain(*members)
         for member in parts(method):
             member.check(self.local)
         return method
@@ -233,7 +255,9 @@ class Experiment(Section):
         """How many clients take part in a round."""
         if isinstance(self.participation, int):
             if self.participation > clients:
-                raise ConfigError(f"participation: {self.participation} of only {clients} clients")
+                raise ConfigError(
+                    f"participation: {self.participation} of only {clients} clients; use {clients} or fewer"
+                )
             return self.participation
         size = int(self.participation * clients + 0.5)
         if size < 1:
@@ -244,7 +268,7 @@ class Experiment(Section):
         return size
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values only, every default written out; ``make`` reads it back to an equal experiment."""
+        """Plain values only, every default written out; ``make_experiment`` reads it back to an equal experiment."""
         plain: dict[str, Any] = json.loads(self.model_dump_json())
         plain["method"] = plain["method"][0] if len(plain["method"]) == 1 else plain["method"]
         return plain
@@ -291,9 +315,9 @@ def _as_mapping(key: str, given: Any, name_key: str = "name") -> dict[str, Any]:
 
 def _whole_component(key: str, table: Mapping[str, Any], given: Any, skip: Sequence[str] = ()) -> dict[str, Any]:
     given = _as_mapping(key, given)
-    name = given.pop("name", None)
+    name = given.pop("name", Experiment.model_fields[key].default)
     if not isinstance(name, str):
-        raise ConfigError(f"{key}.name: missing; valid: {', '.join(sorted(table))}")
+        raise ConfigError(f"{key}.name: must be text (given: {name!r}); valid: {', '.join(sorted(table))}")
     return {"name": name, **complete(key, find(key, table, name), given, skip)}
 
 

@@ -118,7 +118,7 @@ class ClientStore:
 def worst_case_bytes(state_bytes: int, clients: int, cohort: int, rounds: int) -> int:
     """The most that client states can take on disk.
 
-    Every client that may be seen has its current version; the two checkpoints that are kept may each hold an older one.
+    A client that was seen has its current version, and the two checkpoints that are kept may each hold an older one; but
+    there are never more versions than were written.
     """
-    seen = min(clients, cohort * rounds)
-    return state_bytes * min(3 * seen, seen + 2 * cohort * rounds)
+    return state_bytes * min(3 * min(clients, cohort * rounds), cohort * rounds)

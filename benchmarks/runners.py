@@ -16,7 +16,8 @@ from benchmarks.works import WORKS, Work
 from fedretain.config import make_experiment
 from fedretain.engines import LoopEngine
 from fedretain.engines.schedule import local_batches, sample_cohort
-from fedretain.experiment import build_world, initial_state, train_rounds
+from fedretain.experiment import build_world
+from fedretain.rounds import initial_state, train_rounds
 from fedretain.runs.checkpoint import Checkpoint
 
 

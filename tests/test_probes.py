@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,13 @@ import torch
 
 from fedretain.config import make_experiment
 from fedretain.data import Dataset, from_arrays
+from fedretain.data.federation import Parts, build_federation
+from fedretain.data.transforms import Normalise
 from fedretain.engines import LoopEngine, Uploads, World
-from fedretain.experiment import build_world, initial_state
+from fedretain.experiment import build_world
 from fedretain.methods import Received
-from fedretain.probes import ForgettingRecord, evaluate, measure_forgetting
+from fedretain.probes import ForgettingRecord, evaluate, measure_forgetting, measure_personalised
+from fedretain.rounds import initial_state
 from fedretain.server import ServerState, advance, example_weights, receive
 
 COHORT = np.array([0, 2, 3, 5])
@@ -128,3 +132,34 @@ def test_probes_leave_the_round_alone() -> None:
     measure_forgetting(world, received, uploads, after, everyone=True, count_examples=True, batch_size=10)
     evaluate(world, after.params, after.buffers, 10)
     assert all(torch.equal(a, b) for a, b in zip(tensors, copies, strict=True))
+
+
+def test_personalised_accuracy_by_hand() -> None:
+    """A linear model that shows its input as logits: f = x, three classes, two clients.
+
+    Client a trained on classes 0, 0, 1 (β = ⅔, ⅓, 0) and is tested on x = (1, 1.5, 9), y = 1: plain says 2 (wrong);
+    with log β the logits are 1 − 0.405 = 0.595, 1.5 − 1.099 = 0.401 and −∞, so it says 0 (wrong as well).
+    Client b trained on classes 2, 2, 1 and is tested on x = (5, 0, 1), y = 2: plain says 0 (wrong); with log β −∞,
+    −1.099 and 0.595, so it says 2 (right).
+    """
+    x = np.array([[0, 0, 0]] * 6 + [[1, 1.5, 9], [5, 0, 1]], dtype=np.float32)
+    y = np.array([0, 0, 1, 2, 2, 1, 1, 2])
+    data = from_arrays(x, y, x, y)
+    given = {"partition": {"kind": "iid", "clients": 2}, "model": {"name": "mlp", "hidden": []}}
+    experiment = make_experiment(given)
+    normalise = Normalise.fit(data, "unit")
+    federation = build_federation(
+        data,
+        Parts.of([np.array([0, 1, 2]), np.array([3, 4, 5])]),
+        Parts.of([np.array([6]), np.array([7])]),
+        normalise,
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+    )
+    world = build_world(experiment, data)
+    world = replace(world, federation=federation)
+    state = initial_state(experiment, world)
+    identity = {"classifier.weight": torch.eye(3), "classifier.bias": torch.zeros(3)}
+    record = measure_personalised(world, state._replace(params=identity), batch_size=1)
+    assert record.plain.tolist() == [0, 0]
+    assert record.personalised.tolist() == [0, 1]

@@ -1,12 +1,11 @@
-"""Where the parts meet: an experiment goes in, a run directory comes out. The round loop is ``train_rounds``."""
+"""Where the parts meet: an experiment goes in, a run directory comes out. The round loop is in ``rounds.py``."""
 
 from __future__ import annotations
 
 import contextlib
-import math
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import logging
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,30 +17,26 @@ import torch
 from fedretain.components import find
 from fedretain.config import Experiment, make_experiment, read_experiment
 from fedretain.data import Dataset, load_dataset
-from fedretain.data.federation import Federation, build_federation, split_examples
+from fedretain.data.federation import build_federation, split_examples
 from fedretain.data.transforms import Normalise
-from fedretain.engines import Engine, LoopEngine, Uploads, World
-from fedretain.engines.schedule import local_steps, sample_cohort
-from fedretain.errors import ConfigError, RunError, TrainingError
+from fedretain.engines import LoopEngine, World
+from fedretain.engines.engine import own_of
+from fedretain.engines.schedule import local_steps
+from fedretain.errors import ConfigError, RunError
 from fedretain.losses import LOSSES
-from fedretain.methods import Received
 from fedretain.models import build_model
-from fedretain.probes import ForgettingRecord, evaluate, measure_forgetting
+from fedretain.probes import evaluate
+from fedretain.rounds import initial_state, train_rounds
 from fedretain.runs.checkpoint import Checkpoint
+from fedretain.runs.clients import worst_case_bytes
 from fedretain.runs.directory import RunDirectory
 from fedretain.runs.environment import describe_environment
 from fedretain.runs.metrics import Row
 from fedretain.runs.run import Run
 from fedretain.runs.summary import summarise
-from fedretain.server import (
-    ServerState,
-    advance,
-    download_bytes,
-    example_weights,
-    receive,
-    upload_bytes,
-)
-from fedretain.tensors import Tensors
+from fedretain.tensors import size_in_bytes
+
+LOG = logging.getLogger("fedretain")
 
 Source = str | Path | Mapping[str, Any] | Experiment
 Watcher = Callable[[Experiment, Row], None]
@@ -67,6 +62,7 @@ def run(
     path = Path(out) if out is not None else default_directory(experiment, resume)
     world = build_world(experiment, data)
     with RunDirectory.opened(path, experiment, resume=resume) as directory:
+        _plan_client_states(experiment, world, path)
         _run_in(directory, experiment, world, watch)
         if find_spec("plotly") is not None:
             from fedretain.report import write_report
@@ -107,6 +103,7 @@ def build_world(experiment: Experiment, data: Dataset | None = None) -> World:
         seed=experiment.seed,
         **experiment.model.parameters,
     )
+    method.init_server({name: p.detach() for name, p in model.named_parameters()})  # refuses models it cannot train
     loss = partial(find("loss", LOSSES, experiment.loss.name), **experiment.loss.parameters)
     return World(
         model.to(device, dtype),
@@ -131,116 +128,6 @@ def load_data(experiment: Experiment) -> Dataset:
         size=settings.size,
         include_val=settings.include_val,
     )
-
-
-def initial_state(experiment: Experiment, world: World) -> ServerState:
-    """The server before the first round. The model's own tensors are never trained; copies of them are."""
-    params = {name: p.detach().clone() for name, p in world.model.named_parameters()}
-    buffers = {name: b.detach().clone() for name, b in world.model.named_buffers()}
-    memory = experiment.server.build_optimizer().init(params)
-    return ServerState(0, params, buffers, world.method.init_server(params), memory)
-
-
-def train_rounds(
-    experiment: Experiment, world: World, engine: Engine, start: Checkpoint
-) -> Iterator[tuple[Checkpoint, Row, ForgettingRecord | None]]:
-    """The round loop. Yields where each round ended, what was measured, and who forgot what when that was due.
-
-    What was yielded is never changed afterwards: whatever interrupts a round, the one before it can be saved.
-    """
-    state, clients, facts = start
-    method, federation = world.method, world.federation
-    optimizer = experiment.server.build_optimizer()
-    while state.round < experiment.rounds:
-        round = state.round + 1
-        started = time.perf_counter()
-
-        cohort = sample_cohort(experiment.seed, round, federation.clients, experiment.cohort_size(federation.clients))
-        received = Received(state.params, state.buffers, method.broadcast(state.server), round)
-        weights = example_weights(
-            federation.train.sizes[cohort],
-            experiment.server.weights or method.averaging,
-            next(iter(state.params.values())),
-        )
-        measuring = _due(experiment.forgetting.every, round, experiment.rounds)
-
-        ledger = Ledger(keep=measuring)
-        uploads = ledger.note(engine.train(received, cohort, clients.get))
-        reception, weights = receive(method, uploads, weights)
-        state = advance(
-            state,
-            reception,
-            received,
-            method,
-            optimizer,
-            participants=len(cohort),
-            population=federation.clients,
-        )
-        _refuse_divergence(round, all(bool(value.isfinite().all()) for value in state.params.values()))
-        clients = clients | ledger.states if ledger.states else clients
-
-        trained = time.perf_counter()
-        row = ledger.row(cohort, weights.tolist(), federation) | {
-            "download_bytes": len(cohort) * download_bytes(received),
-            "seconds": trained - started,
-        }
-        record = None
-        if _due(experiment.evaluate.every, round, experiment.rounds, always_last=True):
-            row |= evaluate(world, state.params, state.buffers, experiment.evaluate.batch_size)
-            _refuse_divergence(round, math.isfinite(row["test_loss"]))
-        if measuring:
-            record = measure_forgetting(
-                world,
-                received,
-                ledger.kept,
-                state,
-                everyone=experiment.forgetting.clients == "all",
-                count_examples=experiment.forgetting.examples,
-                batch_size=experiment.evaluate.batch_size,
-            )
-            _add_forgetting(row, record)
-        row["probe_seconds"] = time.perf_counter() - trained
-        yield Checkpoint(state, clients, facts), {"round": round, **row}, record
-
-
-@dataclass
-class Ledger:
-    """Notes what passes by on its way to the server; keeps the local models only when somebody will measure them."""
-
-    keep: bool
-    kept: list[Uploads] = field(default_factory=list)
-    states: dict[int, Tensors] = field(default_factory=dict)
-    losses: list[float] = field(default_factory=list)
-    steps: list[int] = field(default_factory=list)
-    bytes_up: int = 0
-
-    def note(self, chunks: Iterable[Uploads]) -> Iterator[Uploads]:
-        """Pass the chunks on."""
-        for chunk in chunks:
-            if self.keep:
-                self.kept.append(chunk)
-            if chunk.state:
-                for index, client in enumerate(chunk.clients.tolist()):
-                    self.states[client] = {name: value[index] for name, value in chunk.state.items()}
-            self.losses += chunk.train_loss.tolist()
-            self.steps += chunk.steps.tolist()
-            self.bytes_up += upload_bytes(chunk)
-            yield chunk
-
-    def row(self, cohort: np.ndarray, weights: list[float], federation: Federation) -> dict[str, Any]:
-        """The round's training metrics; train_loss is the local objective, averaged by weight."""
-        total = sum(weights)
-        return {
-            "train_loss": sum(w * loss for w, loss in zip(weights, self.losses, strict=True)) / total,
-            "upload_bytes": self.bytes_up,
-            "clients": {
-                "id": cohort.tolist(),
-                "examples": federation.train.sizes[cohort].tolist(),
-                "steps": self.steps,
-                "weight": weights,
-                "train_loss": self.losses,
-            },
-        }
 
 
 def find_device(name: str) -> torch.device:
@@ -270,9 +157,9 @@ def _run_in(directory: RunDirectory, experiment: Experiment, world: World, watch
         last = found.to(str(world.federation.device))
     try:
         directory.save(last)
-        for reached, row, record in train_rounds(experiment, world, LoopEngine(world), last):
-            if record is not None:
-                _store_forgetting(directory, reached.state.round, record)
+        for reached, row, records in train_rounds(experiment, world, LoopEngine(world), last, directory.store):
+            for folder, arrays in records.items():
+                directory.write_arrays(f"{folder}/round-{reached.state.round:06d}.npz", **arrays)
             directory.append(row)
             rows.append(row)
             last = reached
@@ -287,6 +174,28 @@ def _run_in(directory: RunDirectory, experiment: Experiment, world: World, watch
         raise
     directory.save(last)
     directory.write_json("summary.json", summarise(rows, last.facts["initial_accuracy"], world.federation.clients))
+
+
+def _plan_client_states(experiment: Experiment, world: World, path: Path) -> None:
+    """Say how much disk the clients' states can take at worst, and refuse a run that could not finish for it."""
+    if not world.method.uses("init_client"):
+        return
+    federation = world.federation
+    largest = int(np.argmax(federation.train.sizes))
+    params = {name: p.detach() for name, p in world.model.named_parameters()}
+    state = size_in_bytes(world.method.init_client(params, own_of(world, largest, steps=0)))
+    state = state // 2 if experiment.engine.state_precision == "half" else state
+    needed = worst_case_bytes(state, federation.clients, experiment.cohort_size(federation.clients), experiment.rounds)
+    free = shutil.disk_usage(path).free
+    told = (
+        f"{world.method.name} keeps {state / 1e6:.3g} MB for each client seen: at worst {needed / 1e9:.3g} GB on disk"
+    )
+    if needed > free:
+        raise RunError(
+            f"{path}: {told}, and {free / 1e9:.3g} GB are free; use fewer clients or rounds, "
+            "engine.state_precision: half, or a larger disk (--out)"
+        )
+    LOG.info("%s (%.3g GB are free), at most %.3g GB in memory", told, free / 1e9, experiment.engine.state_memory / 1e9)
 
 
 def _describe(directory: RunDirectory, experiment: Experiment, world: World, *, fresh: bool) -> None:
@@ -311,53 +220,6 @@ def _describe(directory: RunDirectory, experiment: Experiment, world: World, *, 
     directory.write_partition(
         federation.train, federation.validation, federation.all_class_counts(), federation.class_names
     )
-
-
-def _add_forgetting(row: dict[str, Any], record: ForgettingRecord) -> None:
-    """The means over the cohort at top level, the single clients' values beside their numbers."""
-    for name, values in (
-        ("forgetting_by_model", record.clients.by_model),
-        ("forgetting_by_data", record.clients.by_data),
-    ):
-        if np.isfinite(values).any():
-            row[name] = float(np.nanmean(values))
-    by_data = dict(zip(record.data.tolist(), _plain(record.clients.by_data), strict=True))
-    row["clients"]["forgetting_by_model"] = _plain(record.clients.by_model)
-    row["clients"]["forgetting_by_data"] = [by_data[client] for client in record.models.tolist()]
-    if record.forgettable is not None:
-        row["forgettable_examples"] = int(record.forgettable.sum())
-        row["clients"]["forgettable_examples"] = record.forgettable.tolist()
-
-
-def _store_forgetting(directory: RunDirectory, round: int, record: ForgettingRecord) -> None:
-    arrays = {
-        "models": record.models,
-        "data": record.data,
-        "before": record.before,
-        "after": record.after,
-        "forgetting": record.clients.matrix,
-        "examples": record.examples,
-    }
-    if record.forgettable is not None:
-        arrays["forgettable_examples"] = record.forgettable
-    directory.write_arrays(f"forgetting/round-{round:06d}.npz", **arrays)
-
-
-def _plain(values: np.ndarray) -> list[float | None]:
-    """JSON has no NaN."""
-    return [float(v) if np.isfinite(v) else None for v in values]
-
-
-def _refuse_divergence(round: int, sound: bool) -> None:
-    """Stop before a global model that is no longer made of numbers, or gives none, takes the place of a good one."""
-    if not sound:
-        raise TrainingError(
-            "training diverged: the aggregated model overflowed; lower server.lr or local.lr", round=round
-        )
-
-
-def _due(every: int, round: int, rounds: int, *, always_last: bool = False) -> bool:
-    return (every > 0 and round % every == 0) or (always_last and round == rounds)
 
 
 def _dtype(experiment: Experiment) -> torch.dtype:

@@ -26,6 +26,29 @@ class ForgettingRecord(NamedTuple):
     forgettable: np.ndarray | None
     examples: np.ndarray
 
+    def arrays(self) -> dict[str, np.ndarray]:
+        """What is kept of it: ``forgetting/round-*.npz``."""
+        kept = {
+            "models": self.models,
+            "data": self.data,
+            "before": self.before,
+            "after": self.after,
+            "forgetting": self.clients.matrix,
+            "examples": self.examples,
+        }
+        return kept if self.forgettable is None else {**kept, "forgettable_examples": self.forgettable}
+
+
+class PersonalRecord(NamedTuple):
+    """Accuracy of the global model on every client's own validation data, without and with the client's proportions."""
+
+    plain: np.ndarray
+    personalised: np.ndarray
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """What is kept of it: ``personalised/round-*.npz``."""
+        return self._asdict()
+
 
 def evaluate(world: World, params: Tensors, buffers: Tensors, batch_size: int) -> dict[str, float]:
     """Accuracy and cross-entropy (plain softmax, whatever the training loss) on the test set."""
@@ -58,13 +81,11 @@ def measure_forgetting(
     data = np.arange(federation.clients) if everyone else models
     parts = [federation.validation[k] for k in data.tolist()]
     numbers = np.concatenate(parts)
-    owners = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    sizes = np.array([len(part) for part in parts])
+    owners = np.repeat(np.arange(len(parts)), sizes)
 
     def accuracies(params: Tensors, buffers: Tensors) -> np.ndarray:
-        right = _correct(world, params, buffers, numbers, batch_size)
-        sizes = np.bincount(owners, minlength=len(parts))
-        hits = np.bincount(owners, weights=right, minlength=len(parts))
-        return np.where(sizes > 0, hits / np.maximum(sizes, 1), np.nan)
+        return _share(_correct(world, params, buffers, numbers, batch_size), owners, sizes)
 
     before = accuracies(received.params, received.buffers)
     local_models = list(_one_by_one(uploads))
@@ -90,6 +111,37 @@ def measure_forgetting(
         forgettable,
         federation.train.sizes[models],
     )
+
+
+def measure_personalised(world: World, state: ServerState, batch_size: int) -> PersonalRecord:
+    """WSM at inference (wsm-paper A.4): argmax_c f_c + log β_k,c on client k's data, beside the plain argmax_c f_c.
+
+    β_k are the class proportions of the client's training split; a class that it does not hold is never predicted. A
+    client without validation data has no accuracy (NaN).
+    """
+    federation = world.federation
+    numbers = federation.validation.indices
+    owners = np.repeat(np.arange(federation.clients), federation.validation.sizes)
+    counts = torch.from_numpy(federation.all_class_counts()).to(federation.device)
+    hits: dict[str, list[np.ndarray]] = {"plain": [], "personalised": []}
+    for start in range(0, len(numbers), batch_size):
+        here = slice(start, start + batch_size)
+        inputs, labels = federation.examples(numbers[here])
+        logits = _logits(world, state.params, state.buffers, inputs)
+        proportions = counts[federation.on_device(owners[here])].to(logits.dtype)
+        log_proportions = (proportions / proportions.sum(-1, keepdim=True)).log()
+        hits["plain"].append((logits.argmax(-1) == labels).cpu().numpy())
+        hits["personalised"].append(((logits + log_proportions).argmax(-1) == labels).cpu().numpy())
+    sizes = federation.validation.sizes
+    return PersonalRecord(
+        **{kind: _share(np.concatenate(right or [np.empty(0)]), owners, sizes) for kind, right in hits.items()}
+    )
+
+
+def _share(right: np.ndarray, owners: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """The share of right answers of each owner; NaN for an owner of nothing."""
+    hits = np.bincount(owners, weights=right, minlength=len(sizes))
+    return np.where(sizes > 0, hits / np.maximum(sizes, 1), np.nan)
 
 
 def _one_by_one(uploads: list[Uploads]) -> list[tuple[Tensors, Tensors]]:

@@ -38,7 +38,7 @@ WHOLE: dict[str, Any] = {
     "evaluate": {"every": 2, "batch_size": 50},
     "forgetting": {"every": 3, "clients": "all", "examples": False},
     "checkpoint": {"every": 4},
-    "engine": "loop",
+    "engine": {"name": "loop", "state_memory": 1000, "state_precision": "half"},
     "device": "cpu",
     "precision": "float64",
 }
@@ -60,9 +60,10 @@ def test_defaults_are_written_out() -> None:
     assert written["local"]["epochs"] == 1.0
     assert written["local"]["steps"] is None
     assert written["data"]["normalise"] == "mean_std"
-    assert written["evaluate"] == {"every": 1, "batch_size": 1000}
+    assert written["evaluate"] == {"every": 1, "batch_size": 1000, "personalised": False}
     assert written["forgetting"] == {"every": 10, "clients": "cohort", "examples": True}
-    assert (written["engine"], written["device"], written["precision"]) == ("auto", "auto", "float32")
+    assert written["engine"] == {"name": "auto", "state_memory": 2**30, "state_precision": "full"}
+    assert (written["device"], written["precision"]) == ("auto", "float32")
     assert written.keys() == Experiment.model_fields.keys()
 
 
@@ -92,6 +93,20 @@ def test_key_ignores_what_does_not_decide_the_numbers() -> None:
         assert make_experiment(same).key == base.key
     for other in ({"seed": 1}, {"local": {"lr": 0.2}}, {"loss": "wsm"}, {"partition": {"alpha": 0.2}}):
         assert make_experiment(other).key != base.key
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("512MB", 512_000_000), ("2 GiB", 2**31), ("1.5k", 1500), ("0", 0), (7, 7), ("3TB", 3 * 10**12)]
+)
+def test_memory_in_words(text: str | int, count: int) -> None:
+    experiment = make_experiment({"engine": {"state_memory": text}})
+    assert experiment.engine.state_memory == count
+    assert experiment.key == make_experiment({"engine": "auto"}).key
+
+
+def test_memory_that_is_no_size_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"engine.state_memory: must be a number of bytes, or a text such as 512MB"):
+        make_experiment({"engine": {"state_memory": "plenty"}})
 
 
 def test_nothing_can_be_changed() -> None:

@@ -27,15 +27,24 @@ def section(title: str) -> str:
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    experiment: dict[str, Any] = {"rounds": 10, "participation": 3, "local": {"steps": 1}}
+    experiment: dict[str, Any] = {
+        "rounds": 10,
+        "participation": 3,
+        "method": "scaffold",
+        "local": {"steps": 1},
+        "evaluate": {"every": 10, "personalised": True},
+    }
     return fedretain.run(experiment, out=tmp_path_factory.mktemp("runs") / "all").path
 
 
 def test_files(path: Path) -> None:
     """Folders end in a slash on the page; round 10 is the only one measured, and the one named there."""
-    files = {p.name + "/" * p.is_dir() for p in path.iterdir()} - {"forgetting/"}
-    files |= {f"forgetting/{p.name}" for p in (path / "forgetting").iterdir()}
-    assert named_in(PAGE.split("\n## ")[0]) == files
+    files = {p.name + "/" * p.is_dir() for p in path.iterdir()} - {"forgetting/", "personalised/", "clients/"}
+    files |= {f"{p.parent.name}/{p.name}" for kind in ("forgetting", "personalised") for p in (path / kind).iterdir()}
+    states = {re.sub(r"\d", "0", f"clients/{p.name}") for p in (path / "clients").iterdir()}
+    named = named_in(PAGE.split("\n## ")[0])
+    assert {name for name in named if not name.startswith("clients/")} == files
+    assert {re.sub(r"\d", "0", name) for name in named if name.startswith("clients/")} == states
 
 
 def test_metrics(path: Path) -> None:
@@ -44,8 +53,7 @@ def test_metrics(path: Path) -> None:
     assert named_in(outer) == {key for row in rows for key in row}
     assert named_in(inner) == {key for row in rows for key in row["clients"]}
     for text, row in ((outer, rows[0]), (inner, rows[0]["clients"])):
-        always = set(re.findall(r"^\| `(\w+)` \| (?:always|`evaluate.every`) \|", text, re.MULTILINE))
-        assert always == row.keys()
+        assert set(re.findall(r"^\| `(\w+)` \| always \|", text, re.MULTILINE)) == row.keys()
 
 
 def test_summary(path: Path) -> None:

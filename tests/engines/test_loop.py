@@ -16,8 +16,9 @@ from fedretain.data import Dataset
 from fedretain.engines import LoopEngine
 from fedretain.engines.schedule import local_batches, sample_cohort
 from fedretain.errors import ConfigError, TrainingError
-from fedretain.experiment import build_world, initial_state, train_rounds
+from fedretain.experiment import build_world
 from fedretain.methods import Method
+from fedretain.rounds import initial_state, train_rounds
 from fedretain.runs.checkpoint import Checkpoint
 
 

@@ -122,6 +122,43 @@ def test_states_and_uploads_are_kept_by_method_name() -> None:
     assert weights.tolist() == [0.5, 1.0]
 
 
+def test_members_with_the_same_names_in_their_states_do_not_mix() -> None:
+    """Drift and its twin keep count = 1 and 10 on the client, rounds = 100 and 1000 on the server.
+
+    Directions: 1 + (1 + 100) + (10 + 1000) = 1112. Weights: ½·(1 + 1)·(1 + 10) = 11. Server: 100 + 1 and 1000 + 10.
+    """
+
+    @dataclass(frozen=True)
+    class Twin(Drift):
+        pass
+
+    method = chain(Drift(), Twin())
+    state = {"drift/count": torch.tensor(1.0), "twin/count": torch.tensor(10.0)}
+    server = {"drift/rounds": torch.tensor(100.0), "twin/rounds": torch.tensor(1000.0)}
+    turned = method.direction({"w": torch.ones(2)}, PARAMS, received(server), own(state))
+    assert turned["w"].tolist() == [1112, 1112]
+    new, extras = method.finish(PARAMS, received(server), own(state), None)
+    assert new == {"drift/count": torch.tensor(2.0), "twin/count": torch.tensor(11.0)}
+    assert extras == {"drift/seen": torch.tensor(1.0), "twin/seen": torch.tensor(10.0)}
+    stacked = {name: value.unsqueeze(0) for name, value in extras.items()}
+    assert method.weigh(torch.tensor([0.5]), stacked).tolist() == [11]
+    after = method.update_server(server, Aggregate(PARAMS, extras, extras, 1, 1))
+    assert after == {"drift/rounds": torch.tensor(101.0), "twin/rounds": torch.tensor(1010.0)}
+
+
+def test_hyper_parameters_need_not_be_hashable() -> None:
+    """A list in the experiment file is a list here."""
+
+    @dataclass(frozen=True)
+    class Layers(Drift):
+        names: list[str]
+
+    method = chain(Layers(["a", "b"]), Pull(0.1))
+    assert set(method.init_client(PARAMS, own())) == {"layers/count"}
+    assert set(method.init_server(PARAMS)) == {"layers/rounds"}
+    assert set(method.finish(PARAMS, received(), own({"layers/count": torch.tensor(0.0)}), None)[1]) == {"layers/seen"}
+
+
 def test_a_chain_uses_what_its_members_use() -> None:
     method = chain(Pull(0.1), Drift())
     assert method.uses("penalty")

@@ -110,7 +110,7 @@ def test_without_a_folder_everything_stays_in_memory() -> None:
 
 
 def test_worst_case() -> None:
-    """SCAFFOLD on 50,000 clients with a 26.3 MB ResNet-9, 100 a round, 1,200 rounds: 120,000 versions, below 3 × 50,000.
+    """SCAFFOLD on 50,000 clients with a 26.3 MB ResNet-9, 100 a round, 1,200 rounds: 120,000 versions, under 3 each.
 
     Ten rounds of 5 write 50 versions. Ten clients that take part by fives for 100 rounds: three versions each.
     """

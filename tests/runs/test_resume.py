@@ -27,6 +27,7 @@ EXPERIMENT = {
     "partition": {"kind": "dirichlet", "clients": 8, "alpha": 0.3},
     "model": {"name": "mlp", "hidden": [16]},
     "loss": "wsm",
+    "method": [{"name": "scaffold", "option": "I"}, {"name": "fedwavg", "alpha": 0.3}],
     "local": {"lr": 0.1, "momentum": 0.9, "epochs": 1, "batch_size": 16},
     "server": {"optimizer": "adam", "lr": 0.01},
     "forgetting": {"every": 2},
@@ -85,6 +86,12 @@ def same_bits(a: Path, b: Path) -> None:
     ours, theirs = (load_file(sorted((run / "checkpoint").glob("*.safetensors"))[-1]) for run in (a, b))
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    index, other_index = (fedretain.Run(run).checkpoint().clients for run in (a, b))
+    assert index == other_index
+    assert len(index) > 3
+    for version in index.items():
+        one_state, other_state = (fedretain.Run(run).client_states.read(version, torch.zeros(())) for run in (a, b))
+        assert all(torch.equal(one_state[name], other_state[name]) for name in one_state)
     names = sorted(path.name for path in (a / "forgetting").iterdir())
     assert names == sorted(path.name for path in (b / "forgetting").iterdir())
     for name in names:
@@ -93,14 +100,17 @@ def same_bits(a: Path, b: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "count"), [("append", 1), ("append", 4), ("rename", 1), ("rename", 6), ("rename", 9), ("fsync", 8), ("fsync", 12)]
+    ("what", "count"),
+    [("append", 1), ("append", 4), ("rename", 1), ("rename", 6), ("rename", 9), ("fsync", 8), ("fsync", 12)],
 )
 def test_killed_and_resumed(what: str, count: int, whole: fedretain.Run, tmp_path: Path) -> None:
-    """Killed in the middle of a metrics line, before a rename and before a flush to disk; then killed again and resumed."""
+    """Killed in the middle of a metrics line, before a rename, before a flush to disk; then resumed."""
     experiment, out = tmp_path / "experiment.yaml", tmp_path / "run"
     experiment.write_text(yaml.safe_dump(EXPERIMENT))
     killed = subprocess.run(
-        [sys.executable, "-c", KILLS_ITSELF, what, str(count), str(experiment), str(out)], capture_output=True, text=True
+        [sys.executable, "-c", KILLS_ITSELF, what, str(count), str(experiment), str(out)],
+        capture_output=True,
+        text=True,
     )
     assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
     fedretain.run(experiment, out=out, resume=True)
@@ -125,7 +135,38 @@ def test_more_rounds_can_be_added(whole: fedretain.Run, tmp_path: Path) -> None:
         fedretain.run({**EXPERIMENT, "rounds": 2}, out=tmp_path / "run", resume=True)
 
 
-@pytest.mark.parametrize("damage", ["truncated newest", "garbled newest json", "all checkpoints", "metrics cut", "metrics garbled"])
+@pytest.mark.parametrize("bound", [0, 2000])
+def test_client_states_on_disk_are_those_in_memory(bound: int, whole: fedretain.Run, tmp_path: Path) -> None:
+    """A memory bound of nothing, and of less than one client's state, changes no bit."""
+    run = fedretain.run({**EXPERIMENT, "engine": {"state_memory": bound}}, out=tmp_path / "run")
+    same_bits(whole.path, run.path)
+
+
+def test_a_lost_client_state_makes_its_checkpoint_worthless(whole: fedretain.Run, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(whole.path, out)
+    sorted((out / "clients").glob("*-000006.safetensors"))[0].unlink()
+    fedretain.run(EXPERIMENT, out=out, resume=True)
+    same_bits(whole.path, out)
+
+
+def test_states_that_cannot_fit_on_the_disk_are_refused_up_front(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """64·16 + 16 + 16·10 + 10 = 1,210 parameters of 4 bytes: SCAFFOLD keeps 4,840 bytes per client."""
+    given = {**EXPERIMENT, "method": "scaffold", "local": {"steps": 1}, "rounds": 1}
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 14_519))
+    with pytest.raises(RunError, match=r"scaffold keeps 0.00484 MB for each client seen: at worst 1.45e-05 GB on disk"):
+        fedretain.run(given, out=tmp_path / "run")
+    monkeypatch.undo()
+    with caplog.at_level("INFO", logger="fedretain"):
+        fedretain.run(given, out=tmp_path / "run", resume=True)
+    assert "at worst 1.45e-05 GB on disk" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "damage", ["truncated newest", "garbled newest json", "all checkpoints", "metrics cut", "metrics garbled"]
+)
 def test_damaged_files_never_break_a_resume(damage: str, whole: fedretain.Run, tmp_path: Path) -> None:
     out = tmp_path / "run"
     shutil.copytree(whole.path, out)

@@ -125,6 +125,7 @@ class EvaluateSettings(Section):
 
     every: Annotated[int, Field(ge=0)] = 1
     batch_size: Annotated[int, Field(ge=1)] = 1000
+    personalised: bool = False
 
 
 class ForgettingSettings(Section):
@@ -139,6 +140,27 @@ class CheckpointSettings(Section):
     """Save every so many rounds; null saves as often as costs at most 2 % of the time."""
 
     every: Annotated[int, Field(ge=1)] | None = None
+
+
+class EngineSettings(Section):
+    """What runs the clients, and how much memory the states of stateful methods may take before they go to disk."""
+
+    name: Literal["auto", "loop"] = "auto"
+    state_memory: Annotated[int, Field(ge=0)] = 2**30
+    state_precision: Literal["full", "half"] = "full"
+
+    @pydantic.field_validator("state_memory", mode="before")
+    @classmethod
+    def _bytes(cls, given: Any) -> Any:
+        """Bytes, or a text such as 512MB or 2 GiB."""
+        if not isinstance(given, str):
+            return given
+        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKMGT]?)(i?)B?\s*", given)
+        if not found:
+            raise ValueError("must be a number of bytes, or a text such as 512MB or 2GiB")
+        number, unit, binary = found.groups()
+        power = ["", "K", "M", "G", "T"].index(unit.upper())
+        return int(float(number) * (1024 if binary else 1000) ** power)
 
 
 class PartitionSettings(pydantic.BaseModel):
@@ -174,7 +196,7 @@ class Experiment(Section):
     evaluate: EvaluateSettings = EvaluateSettings()
     forgetting: ForgettingSettings = ForgettingSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
-    engine: Literal["auto", "loop"] = "auto"
+    engine: EngineSettings = EngineSettings()
     device: str = "auto"
     precision: Literal["float32", "float64", "bfloat16"] = "float32"
 
@@ -199,9 +221,9 @@ class Experiment(Section):
             raise ValueError("must be auto, cpu, cuda, cuda:N or mps")
         return value
 
-    @pydantic.field_validator("data", mode="before")
+    @pydantic.field_validator("data", "engine", mode="before")
     @classmethod
-    def _named_data(cls, given: Any) -> Any:
+    def _by_name(cls, given: Any) -> Any:
         return {"name": given} if isinstance(given, str) else given
 
     @pydantic.field_validator("partition", mode="before")
@@ -237,7 +259,7 @@ class Experiment(Section):
     @pydantic.field_validator("method", mode="before")
     @classmethod
     def _whole_method(cls, given: Any) -> Any:
-        members = given if isinstance(given, list | tuple) else [given]
+        members = parts(given) if isinstance(given, Method) else given if isinstance(given, list | tuple) else [given]
         return tuple(_whole_component("method", METHODS, described(member)) for member in members)
 
     def build_method(self) -> Method:
@@ -287,9 +309,13 @@ class Experiment(Section):
         return hashlib.sha256(json.dumps(self.deciding(), sort_keys=True).encode()).hexdigest()[:8]
 
 
+NOT_DECIDING = ("name", "rounds", "data.root", "checkpoint.every", "engine.state_memory")
+"""Keys that change nothing in the numbers of a round: labels, lengths, places and savings."""
+
+
 def deciding(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The flattened keys that decide the numbers of each round: all but the number of rounds, places and savings."""
-    return {k: v for k, v in flatten(config).items() if k not in ("rounds", "data.root", "checkpoint.every", "name")}
+    """The flattened keys that decide the numbers of each round."""
+    return {k: v for k, v in flatten(config).items() if k not in NOT_DECIDING}
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 from fedretain.data.federation import Federation
 from fedretain.losses import Loss
-from fedretain.methods import Method, Received
+from fedretain.methods import Batch, Method, Own, Received
 from fedretain.tensors import Tensors
 
 if TYPE_CHECKING:
@@ -64,3 +64,17 @@ def forward(world: World, params: Tensors, buffers: Tensors, inputs: Tensor, *, 
     with torch.autocast(inputs.device.type, torch.bfloat16, enabled=world.precision == "bfloat16"):
         logits: Tensor = functional_call(world.model, (params, buffers), (inputs,))
     return logits.to(inputs.dtype)
+
+
+def own_of(world: World, client: int, *, steps: int) -> Own:
+    """What belongs to a client as it enters a round; its kept state is filled in by the engine."""
+    numbers = world.federation.train[client]
+    inputs, labels = world.federation.examples(numbers)
+    return Own(
+        data=Batch(inputs, labels),
+        class_counts=world.federation.class_counts(client),
+        examples=torch.tensor(len(numbers), device=inputs.device),
+        steps=torch.tensor(steps, device=inputs.device),
+        state={},
+        prepared={},
+    )

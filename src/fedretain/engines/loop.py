@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedretain.data.transforms import crop_flip, draw_crop_flip
-from fedretain.engines.engine import Uploads, World, forward
+from fedretain.engines.engine import Uploads, World, forward, own_of
 from fedretain.engines.schedule import local_batches
 from fedretain.errors import FedretainError, TrainingError
 from fedretain.methods import Batch, Own, Received
@@ -47,15 +47,7 @@ class LoopEngine:
         world, method = self.world, self.world.method
         numbers = world.federation.train[client]
         batches = local_batches(world.seed, received.round, client, len(numbers), world.local)
-        inputs, labels = world.federation.examples(numbers)
-        own = Own(
-            data=Batch(inputs, labels),
-            class_counts=world.federation.class_counts(client),
-            examples=torch.tensor(len(numbers), device=inputs.device),
-            steps=torch.tensor(len(batches), device=inputs.device),
-            state={},
-            prepared={},
-        )
+        own = own_of(world, client, steps=len(batches))
         own = own._replace(state=method.init_client(received.params, own) if state is None else state)
         task = LoopTask(world, own.class_counts, _copy(received.buffers), received.round)
         own = own._replace(prepared=method.prepare(received, own, task))
@@ -113,7 +105,7 @@ class LoopEngine:
                 yield Batch(data.inputs[chosen], data.labels[chosen])
             return
         rng = stream(self.world.seed, "augment", round, client)
-        draws = torch.from_numpy(draw_crop_flip(rng, len(positions), self.world.local.batch_size))
+        draws = torch.from_numpy(draw_crop_flip(rng, len(positions), max(len(at) for at in positions)))
         draws = draws.to(federation.device)
         for step, at in enumerate(positions):
             chosen = federation.on_device(numbers[at])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -26,8 +26,9 @@ def chain(*methods: Method) -> Method:
     """One method that does what all of them do, in the order given; a pair that cannot compose is refused."""
     if not methods:
         raise ConfigError("method: an empty chain; name at least one method, for example fedavg")
+    methods = tuple(part for method in methods for part in parts(method))
     if len(methods) == 1:
-        return methods[0]
+        return methods[0].beside(())
     for i, second in enumerate(methods):
         for first in methods[:i]:
             if reason := conflict(first, second):
@@ -87,11 +88,11 @@ class Chain(Method):
 
     def init_client(self, params: Tensors, own: Own) -> Tensors:
         """The members' states side by side."""
-        return _together({m: m.init_client(params, _own(m, own)) for m in self.methods})
+        return _together((m, m.init_client(params, _own(m, own))) for m in self.methods)
 
     def prepare(self, received: Received, own: Own, task: Task) -> Tensors:
         """Every member prepares for itself."""
-        return _together({m: m.prepare(_received(m, received), _own(m, own), task) for m in self.methods})
+        return _together((m, m.prepare(_received(m, received), _own(m, own), task)) for m in self.methods)
 
     def penalty(self, params: Tensors, received: Received, own: Own) -> Tensor:
         """Penalties add."""
@@ -120,17 +121,17 @@ class Chain(Method):
 
     def finish(self, params: Tensors, received: Received, own: Own, task: Task) -> tuple[Tensors, Tensors]:
         """The members' new states and extra uploads side by side."""
-        ends = {m: m.finish(params, _received(m, received), _own(m, own), task) for m in self.methods}
-        states = _together({m: state for m, (state, _) in ends.items()})
-        return states, _together({m: extra for m, (_, extra) in ends.items()})
+        ends = [(m, m.finish(params, _received(m, received), _own(m, own), task)) for m in self.methods]
+        states = _together((m, state) for m, (state, _) in ends)
+        return states, _together((m, extra) for m, (_, extra) in ends)
 
     def init_server(self, params: Tensors) -> Tensors:
         """The members' server states side by side."""
-        return _together({m: m.init_server(params) for m in self.methods})
+        return _together((m, m.init_server(params)) for m in self.methods)
 
     def broadcast(self, server: Tensors) -> Tensors:
         """What any member broadcasts."""
-        return _together({m: m.broadcast(under_prefix(m.name, server)) for m in self.methods})
+        return _together((m, m.broadcast(under_prefix(m.name, server))) for m in self.methods)
 
     def weigh(self, weights: Tensor, extras: Tensors) -> Tensor:
         """Weights fold."""
@@ -148,7 +149,7 @@ class Chain(Method):
     def update_server(self, server: Tensors, aggregate: Aggregate) -> Tensors:
         """Every member updates its own state."""
         return _together(
-            {m: m.update_server(under_prefix(m.name, server), _aggregate(m, aggregate)) for m in self.methods}
+            (m, m.update_server(under_prefix(m.name, server), _aggregate(m, aggregate))) for m in self.methods
         )
 
 
@@ -157,8 +158,8 @@ def parts(method: Method) -> Sequence[Method]:
     return method.methods if isinstance(method, Chain) else (method,)
 
 
-def _together(by_method: dict[Method, Tensors]) -> Tensors:
-    return {k: v for method, tensors in by_method.items() for k, v in with_prefix(method.name, tensors).items()}
+def _together(by_method: Iterable[tuple[Method, Tensors]]) -> Tensors:
+    return {k: v for method, tensors in by_method for k, v in with_prefix(method.name, tensors).items()}
 
 
 def _received(method: Method, received: Received) -> Received:

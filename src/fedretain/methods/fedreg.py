@@ -44,7 +44,9 @@ class FedReg(Method):
         """FedReg's step is its own plain SGD."""
         for setting, given in (("momentum", local.momentum), ("weight_decay", local.weight_decay)):
             if given:
-                raise ConfigError(f"method: fedreg takes its own plain SGD steps; local.{setting} would have no effect")
+                raise ConfigError(
+                    f"method: fedreg takes its own plain SGD steps; local.{setting} would have no effect: remove it"
+                )
         if local.optimizer != "sgd":
             raise ConfigError(
                 f"method: fedreg takes its own plain SGD steps; use local.optimizer: sgd, not {local.optimizer}"

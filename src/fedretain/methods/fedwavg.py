@@ -36,7 +36,7 @@ class FedWAvg(Method):
         """F_k = 1, and no local model yet that could have been right."""
         device = own.data.labels.device
         return {
-            "count": torch.ones((), device=device),
+            "count": torch.ones((), dtype=torch.int32, device=device),
             "known": torch.zeros((), dtype=torch.bool, device=device),
             "correct": torch.zeros(len(own.data.labels), dtype=torch.bool, device=device),
         }

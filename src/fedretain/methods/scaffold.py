@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Scaffold(Method):
-    """Correct each local step by what the other clients' gradients are known to be (Karimireddy et al. 2020)."""
+    """Correct each local step by what the other clients' gradients are known to be (Karimireddy et al. 2020).
+
+    Models are averaged by examples as everywhere; ``server.weights: uniform`` is the paper's plain mean.
+    """
 
     option: Literal["I", "II"] = "II"
 
@@ -49,9 +52,10 @@ class Scaffold(Method):
         if self.option == "I":
             _, new = task.gradient(received.params, own.data, training=False)
         else:
-            travelled = own.steps * task.lr
+            # The number of steps is an integer tensor: times a Python float it would be rounded to float32.
             new = {
-                n: own.state[n] - received.server[n] + (received.params[n] - y) / travelled for n, y in params.items()
+                n: own.state[n] - received.server[n] + (received.params[n] - y) / (own.steps.to(y.dtype) * task.lr)
+                for n, y in params.items()
             }
         return new, subtract(new, own.state)
 

@@ -17,24 +17,24 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from fedretain.files import write_atomically
+from fedretain.runs.clients import ClientStore
 from fedretain.server import ServerState
-from fedretain.tensors import Tensors, under_prefix, with_prefix
+from fedretain.tensors import under_prefix, with_prefix
 
 _SECTIONS = ("params", "buffers", "server", "optimizer")
 
 
 class Checkpoint(NamedTuple):
-    """All that is needed to go on: the server's state and the clients' states."""
+    """All that is needed to go on: the server's state, and after which round each client's kept state was made."""
 
     state: ServerState
-    clients: dict[int, Tensors]
+    clients: dict[int, int]
     facts: dict[str, float]
 
     def to(self, device: str) -> Checkpoint:
         """The same on another device."""
         moved = ({n: t.to(device) for n, t in part.items()} for part in self.state[1:])
-        clients = {k: {n: t.to(device) for n, t in state.items()} for k, state in self.clients.items()}
-        return Checkpoint(ServerState(self.state.round, *moved), clients, self.facts)
+        return self._replace(state=ServerState(self.state.round, *moved))
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
@@ -42,14 +42,12 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     tensors: dict[str, Tensor] = {}
     for section in _SECTIONS:
         tensors |= with_prefix(section, getattr(checkpoint.state, section))
-    for client, state in checkpoint.clients.items():
-        tensors |= with_prefix(f"client/{client}", state)
     blob = save({name: value.detach().cpu().contiguous() for name, value in tensors.items()})
     stem = f"round-{checkpoint.state.round:06d}"
     write_atomically(folder / f"{stem}.safetensors", blob)
     facts = {
         "round": checkpoint.state.round,
-        "clients": sorted(checkpoint.clients),
+        "clients": {str(client): number for client, number in checkpoint.clients.items()},
         "sha256": hashlib.sha256(blob).hexdigest(),
         "facts": checkpoint.facts,
     }
@@ -59,13 +57,16 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
         old.with_suffix(".safetensors").unlink(missing_ok=True)
 
 
-def load_checkpoint(folder: Path, *, at_most: int) -> Checkpoint | None:
-    """The newest whole checkpoint up to a round, or None."""
-    for path in sorted(folder.glob("round-*.json"), reverse=True):
-        checkpoint = _load(path)
-        if checkpoint is not None and checkpoint.state.round <= at_most:
-            return checkpoint
-    return None
+def load_checkpoints(folder: Path, *, at_most: int, store: ClientStore) -> list[Checkpoint]:
+    """The whole checkpoints up to a round, newest first; one of which a client's state is missing is not whole."""
+    found = (_load(path) for path in sorted(folder.glob("round-*.json"), reverse=True))
+    return [
+        checkpoint
+        for checkpoint in found
+        if checkpoint is not None
+        and checkpoint.state.round <= at_most
+        and all(store.has(version) for version in checkpoint.clients.items())
+    ]
 
 
 def _load(path: Path) -> Checkpoint | None:
@@ -75,10 +76,10 @@ def _load(path: Path) -> Checkpoint | None:
         blob = path.with_suffix(".safetensors").read_bytes()
         if hashlib.sha256(blob).hexdigest() != facts["sha256"]:
             return None
-        number, clients, extra = int(facts["round"]), [int(k) for k in facts["clients"]], dict(facts["facts"])
-    except (OSError, ValueError, KeyError, TypeError):
+        number, extra = int(facts["round"]), dict(facts["facts"])
+        clients = {int(client): int(version) for client, version in facts["clients"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     tensors: Mapping[str, Tensor] = load(blob)
     sections = (under_prefix(section, tensors) for section in _SECTIONS)
-    states = {client: under_prefix(f"client/{client}", tensors) for client in clients}
-    return Checkpoint(ServerState(number, *sections), states, extra)
+    return Checkpoint(ServerState(number, *sections), clients, extra)

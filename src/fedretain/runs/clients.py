@@ -26,8 +26,8 @@ Version = tuple[int, int]
 class ClientStore:
     """Versions of client states. At most ``memory`` bytes stay in RAM; without a folder everything does.
 
-    ``half`` keeps real numbers in bfloat16. They are rounded when they come in, whether or not they ever leave RAM, so
-    results do not depend on the memory bound.
+    ``half`` keeps arrays of real numbers in bfloat16 (single numbers stay as they are). They are rounded when they come
+    in, whether or not they ever leave RAM, so results do not depend on the memory bound.
     """
 
     def __init__(self, folder: Path | None = None, *, memory: int | None = None, half: bool = False) -> None:
@@ -41,10 +41,12 @@ class ClientStore:
     def write(self, version: Version, state: Tensors) -> None:
         """Take in a state, rounded if asked for; the least recently used ones make room."""
         kept = {name: self._packed(value.detach()).to("cpu", copy=True) for name, value in state.items()}
+        if self.folder is not None:
+            self._path(version).unlink(missing_ok=True)  # of a round that was interrupted
         self._hold(version, kept)
 
     def read(self, version: Version, like: torch.Tensor) -> Tensors:
-        """A state, with real numbers in the type and on the device of ``like``."""
+        """A state on the device of ``like``; what was kept in half precision comes back in its type."""
         state = self._held.get(version)
         if state is None:
             state = self._load(version)
@@ -52,7 +54,7 @@ class ClientStore:
         else:
             self._held.move_to_end(version)
         return {
-            name: value.to(like.device, like.dtype if value.is_floating_point() else value.dtype, copy=True)
+            name: value.to(like.device, like.dtype if value.dtype == torch.bfloat16 else value.dtype, copy=True)
             for name, value in state.items()
         }
 
@@ -112,13 +114,13 @@ class ClientStore:
         return self.folder / f"{version[0]:07d}-{version[1]:06d}.safetensors"
 
     def _packed(self, value: torch.Tensor) -> torch.Tensor:
-        return value.to(torch.bfloat16) if self.half and value.is_floating_point() else value
+        return value.to(torch.bfloat16) if self.half and value.is_floating_point() and value.numel() > 1 else value
 
 
 def worst_case_bytes(state_bytes: int, clients: int, cohort: int, rounds: int) -> int:
     """The most that client states can take on disk.
 
-    A client that was seen has its current version, and the two checkpoints that are kept may each hold an older one; but
-    there are never more versions than were written.
+    A client that was seen has its current version, and the two checkpoints that are kept may each hold an older one;
+    but there are never more versions than were written.
     """
     return state_bytes * min(3 * min(clients, cohort * rounds), cohort * rounds)

@@ -20,7 +20,8 @@ from fedretain.config import Experiment, deciding, flatten
 from fedretain.data.federation import Parts
 from fedretain.errors import RunError
 from fedretain.files import write_atomically
-from fedretain.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from fedretain.runs.checkpoint import Checkpoint, load_checkpoints, save_checkpoint
+from fedretain.runs.clients import ClientStore
 from fedretain.runs.metrics import Row, keep_rows, read_rows
 
 CHECKPOINT_SHARE = 0.02
@@ -38,6 +39,12 @@ class RunDirectory:
     def __init__(self, path: Path, experiment: Experiment) -> None:
         self.path = path
         self.experiment = experiment
+        self.store = ClientStore(
+            path / "clients",
+            memory=experiment.engine.state_memory,
+            half=experiment.engine.state_precision == "half",
+        )
+        self._kept: list[Checkpoint] = []
         self._log: IO[bytes] | None = None
         self._saved_round = -1
         self._saved_at = time.monotonic()
@@ -104,14 +111,20 @@ class RunDirectory:
     def last_good(self) -> tuple[Checkpoint | None, list[Row]]:
         """The newest state to go on from, and the rounds before it. Everything later is cut off and done again."""
         rows = read_rows(self.path / "metrics.jsonl")
-        checkpoint = load_checkpoint(self.path / "checkpoint", at_most=len(rows))
+        self._kept = load_checkpoints(self.path / "checkpoint", at_most=len(rows), store=self.store)[:2]
+        checkpoint = self._kept[0] if self._kept else None
         rows = rows[: checkpoint.state.round if checkpoint else 0]
         self._saved_round = checkpoint.state.round if checkpoint else -1
         with _explained(self.path):
             keep_rows(self.path / "metrics.jsonl", len(rows))
+            self._forget_clients()
             if len(rows) < self.experiment.rounds:
                 (self.path / "summary.json").unlink(missing_ok=True)
         return checkpoint, rows
+
+    def _forget_clients(self) -> None:
+        """Client states that no kept checkpoint mentions."""
+        self.store.forget_all_but({version for kept in self._kept for version in kept.clients.items()})
 
     # ------------------------------------------------------------------ writing
 
@@ -165,7 +178,10 @@ class RunDirectory:
         with _explained(self.path):
             if self._log is not None:
                 os.fsync(self._log.fileno())
+            self.store.save(checkpoint.clients)
             save_checkpoint(self.path / "checkpoint", checkpoint)
+            self._kept = [checkpoint, *self._kept[:1]]
+            self._forget_clients()
         self._saved_round = checkpoint.state.round
         self._saved_at = time.monotonic()
         self._save_cost = self._saved_at - started

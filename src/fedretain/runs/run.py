@@ -13,7 +13,8 @@ from torch import nn
 from fedretain.config import Experiment, make_experiment
 from fedretain.errors import RunError
 from fedretain.models import build_model
-from fedretain.runs.checkpoint import Checkpoint, load_checkpoint
+from fedretain.runs.checkpoint import Checkpoint, load_checkpoints
+from fedretain.runs.clients import ClientStore
 from fedretain.runs.metrics import Metrics, read_rows
 
 
@@ -50,10 +51,15 @@ class Run:
 
     def checkpoint(self) -> Checkpoint:
         """The newest saved state."""
-        checkpoint = load_checkpoint(self.path / "checkpoint", at_most=len(self.metrics))
-        if checkpoint is None:
+        found = load_checkpoints(self.path / "checkpoint", at_most=len(self.metrics), store=self.client_states)
+        if not found:
             raise RunError(f"{self.path}: has no whole checkpoint; run it again with --resume")
-        return checkpoint
+        return found[0]
+
+    @property
+    def client_states(self) -> ClientStore:
+        """What a stateful method keeps for each client."""
+        return ClientStore(self.path / "clients")
 
     def model(self) -> nn.Module:
         """The global model after the last saved round, in evaluation mode, on the CPU."""

@@ -6,9 +6,11 @@ import inspect
 import re
 from pathlib import Path
 
+import pytest
+
 import fedretain
-from fedretain.losses import LOSSES
-from fedretain.methods import Method, Own, Received
+from fedretain.config.settings import NOT_DECIDING
+from fedretain.methods import Aggregate, Method, Own, Received, Task
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
@@ -45,7 +47,34 @@ def test_modules() -> None:
     assert named == folders | files
 
 
-def test_losses_and_methods_names_every_loss() -> None:
-    page = (ROOT / "docs" / "losses-and-methods.md").read_text(encoding="utf-8")
-    table = page.split("| `loss` | formula |")[1].split("\n\n")[0]
-    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(LOSSES)
+def test_task() -> None:
+    """Every member of Task, with the arguments of those that are functions."""
+    members = {name: member for name, member in vars(Task).items() if not name.startswith("_")}
+    expected = {
+        name: ", ".join(list(inspect.signature(member).parameters)[1:]) if inspect.isfunction(member) else ""
+        for name, member in members.items()
+    }
+    table = PAGE.split("| of `Task` | what |")[1].split("\n\n")[0]
+    assert dict(re.findall(r"^\| `(\w+)(?:\((.*?)\))?` \|", table, re.MULTILINE)) == expected
+
+
+def test_aggregate() -> None:
+    table = PAGE.split("| of `Aggregate` | what |")[1].split("\n\n")[0]
+    cells = re.findall(r"^\| (`.+?) \|", table, re.MULTILINE)
+    assert [name for cell in cells for name in re.findall(r"`(\w+)`", cell)] == list(Aggregate._fields)
+
+
+@pytest.mark.parametrize("page", ["architecture.md", "run-directory.md"])
+def test_keys_that_may_change_on_resume(page: str) -> None:
+    """The sentence before 'may change' or after 'all keys but' names them all, and no other."""
+    text = " ".join((ROOT / "docs" / page).read_text(encoding="utf-8").split())
+    found = re.search(r"decided by all keys but (.*?)\. |- (`rounds` may be raised.*?) may change too", text)
+    assert found
+    assert set(re.findall(r"`([\w.]+)`", found[1] or found[2])) == set(NOT_DECIDING)
+
+
+def test_the_guide_to_methods_names_every_hook() -> None:
+    guide = (ROOT / "docs" / "write-a-method.md").read_text(encoding="utf-8")
+    table = guide.split("| when | hooks |")[1].split("\n\n")[0]
+    hooks = {name for name in vars(Method) if not name.startswith("_")} - {"name", "uses"}
+    assert set(re.findall(r"`(\w+)`", table)) == hooks

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import re
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,17 +45,6 @@ def test_the_documentation_has_blocks_of_every_kind() -> None:
     blocks = [block for page in PAGES for block in blocks_of(page.read_text(encoding="utf-8"))]
     assert {"python", "yaml", "bash"} <= {block.language for block in blocks}
     assert {"", "run"} <= {block.mark for block in blocks}
-
-
-@pytest.fixture
-def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty folder to work in; modules written there can be imported, and are forgotten afterwards."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    yield tmp_path
-    for name, module in list(sys.modules.items()):
-        if str(getattr(module, "__file__", None) or "").startswith(str(tmp_path)):
-            del sys.modules[name]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

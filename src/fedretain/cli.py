@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
 from collections.abc import Iterator
@@ -140,10 +141,17 @@ def doctor() -> None:
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories.")],
     page: Annotated[Path, typer.Option("--out", help="The page to write.")] = Path("report.html"),
+    pictures: Annotated[
+        Path | None,
+        typer.Option("--png", metavar="DIR", help="Also write each picture as PNG and vector PDF into this folder."),
+    ] = None,
 ) -> None:
-    """Make one self-contained page of one run, or of several side by side."""
-    from fedretain.report import write_report
+    """Make one self-contained page of one run, or of several side by side; with --png also pictures for a paper."""
+    from fedretain.report import write_pictures, write_report
 
+    if pictures is not None:
+        written = write_pictures(runs, pictures)
+        _say(f"pictures: {len(written)} files in {pictures}" if written else "pictures: none, nothing was measured yet")
     _say(f"report: {write_report(runs, page)}")
 
 
@@ -289,8 +297,18 @@ def _number(value: float | None, form: str) -> str:
     return "–" if value is None else format(value, form)
 
 
+class _Notes(logging.Handler):
+    """What fedretain has to say while it works, on stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        err.print(record.getMessage(), highlight=False, soft_wrap=True, markup=False)
+
+
 def main() -> None:
     """Entry point: an error that the user can act on is one message and a non-zero exit."""
+    log = logging.getLogger("fedretain")
+    log.addHandler(_Notes())
+    log.setLevel(logging.INFO)
     sys.path.insert(0, str(Path.cwd()))  # so that an experiment can name a method in a file beside it
     try:
         app()

@@ -28,7 +28,7 @@ from fedretain.models import build_model
 from fedretain.probes import evaluate
 from fedretain.rounds import initial_state, train_rounds
 from fedretain.runs.checkpoint import Checkpoint
-from fedretain.runs.clients import worst_case_bytes
+from fedretain.runs.clients import packed, worst_case_bytes
 from fedretain.runs.directory import RunDirectory
 from fedretain.runs.environment import describe_environment
 from fedretain.runs.metrics import Row
@@ -162,7 +162,8 @@ def _run_in(directory: RunDirectory, experiment: Experiment, world: World, watch
                 directory.write_arrays(f"{folder}/round-{reached.state.round:06d}.npz", **arrays)
             directory.append(row)
             rows.append(row)
-            last = reached
+            before, last = last, reached
+            directory.advance(before, last, row["clients"]["id"])
             if directory.checkpoint_is_due(last.state.round):
                 directory.save(last)
             if watch is not None:
@@ -183,10 +184,12 @@ def _plan_client_states(experiment: Experiment, world: World, path: Path) -> Non
     federation = world.federation
     largest = int(np.argmax(federation.train.sizes))
     params = {name: p.detach() for name, p in world.model.named_parameters()}
-    state = size_in_bytes(world.method.init_client(params, own_of(world, largest, steps=0)))
-    state = state // 2 if experiment.engine.state_precision == "half" else state
-    needed = worst_case_bytes(state, federation.clients, experiment.cohort_size(federation.clients), experiment.rounds)
-    free = shutil.disk_usage(path).free
+    half = experiment.engine.state_precision == "half"
+    state = size_in_bytes(packed(world.method.init_client(params, own_of(world, largest, steps=0)), half))
+    cohort = experiment.cohort_size(federation.clients)
+    needed = worst_case_bytes(state, federation.clients, cohort, experiment.rounds)
+    held = sum(file.stat().st_size for file in (path / "clients").glob("*"))
+    free = shutil.disk_usage(path).free + held
     told = (
         f"{world.method.name} keeps {state / 1e6:.3g} MB for each client seen: at worst {needed / 1e9:.3g} GB on disk"
     )

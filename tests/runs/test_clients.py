@@ -112,8 +112,8 @@ def test_without_a_folder_everything_stays_in_memory() -> None:
 def test_worst_case() -> None:
     """SCAFFOLD on 50,000 clients with a 26.3 MB ResNet-9, 100 a round, 1,200 rounds: 120,000 versions, under 3 each.
 
-    Ten rounds of 5 write 50 versions. Ten clients that take part by fives for 100 rounds: three versions each.
+    Ten rounds of 5 write 50 versions. Ten clients that take part by fives: three versions each, five under way.
     """
     assert worst_case_bytes(26_300_000, 50_000, 100, 1200) == 26_300_000 * 120_000
     assert worst_case_bytes(1000, 50_000, 5, 10) == 1000 * 50
-    assert worst_case_bytes(1000, 10, 5, 100) == 1000 * 30
+    assert worst_case_bytes(1000, 10, 5, 100) == 1000 * 35

@@ -164,6 +164,26 @@ def test_states_that_cannot_fit_on_the_disk_are_refused_up_front(
     assert "at worst 1.45e-05 GB on disk" in caplog.text
 
 
+@pytest.mark.parametrize("every", [1, 3, 1000])
+def test_states_on_disk_never_exceed_the_estimate(every: int, tmp_path: Path) -> None:
+    """Six clients by threes for twelve rounds: at most 3·6 + 3 versions, however rarely a checkpoint is saved."""
+    counts: list[int] = []
+    given = {
+        **EXPERIMENT,
+        "rounds": 12,
+        "partition": {"kind": "iid", "clients": 6},
+        "checkpoint": {"every": every},
+        "engine": {"state_memory": 0},
+    }
+    fedretain.run(
+        given,
+        out=tmp_path / "run",
+        watch=lambda experiment, row: counts.append(len(list((tmp_path / "run" / "clients").iterdir()))),
+    )
+    assert max(counts) <= 3 * 6 + 3
+    assert min(counts[4:]) >= 6
+
+
 @pytest.mark.parametrize(
     "damage", ["truncated newest", "garbled newest json", "all checkpoints", "metrics cut", "metrics garbled"]
 )

@@ -40,7 +40,7 @@ class ClientStore:
 
     def write(self, version: Version, state: Tensors) -> None:
         """Take in a state, rounded if asked for; the least recently used ones make room."""
-        kept = {name: self._packed(value.detach()).to("cpu", copy=True) for name, value in state.items()}
+        kept = {name: value.detach().to("cpu", copy=True) for name, value in packed(state, self.half).items()}
         if self.folder is not None:
             self._path(version).unlink(missing_ok=True)  # of a round that was interrupted
         self._hold(version, kept)
@@ -82,6 +82,14 @@ class ClientStore:
                     path.unlink(missing_ok=True)
         self._unsynced &= wanted
 
+    def drop(self, version: Version) -> None:
+        """Forget one version."""
+        if version in self._held:
+            self.in_memory -= size_in_bytes(self._held.pop(version))
+        if self.folder is not None:
+            self._path(version).unlink(missing_ok=True)
+        self._unsynced.discard(version)
+
     def has(self, version: Version) -> bool:
         """Whether a version can be read."""
         return version in self._held or (self.folder is not None and self._path(version).exists())
@@ -113,14 +121,19 @@ class ClientStore:
             raise RunError(f"the state of client {version[0]} after round {version[1]} is not held")
         return self.folder / f"{version[0]:07d}-{version[1]:06d}.safetensors"
 
-    def _packed(self, value: torch.Tensor) -> torch.Tensor:
-        return value.to(torch.bfloat16) if self.half and value.is_floating_point() and value.numel() > 1 else value
+
+def packed(state: Tensors, half: bool) -> Tensors:
+    """A state as it is kept: in half precision its arrays of real numbers are bfloat16."""
+    return {
+        name: value.to(torch.bfloat16) if half and value.is_floating_point() and value.numel() > 1 else value
+        for name, value in state.items()
+    }
 
 
 def worst_case_bytes(state_bytes: int, clients: int, cohort: int, rounds: int) -> int:
     """The most that client states can take on disk.
 
-    A client that was seen has its current version, and the two checkpoints that are kept may each hold an older one;
-    but there are never more versions than were written.
+    A client that was seen has its current version, the two checkpoints that are kept may each hold an older one, and
+    the round under way writes new ones; but there are never more versions than were written.
     """
-    return state_bytes * min(3 * min(clients, cohort * rounds), cohort * rounds)
+    return state_bytes * min(3 * min(clients, cohort * rounds) + cohort, cohort * rounds)

@@ -163,6 +163,15 @@ class RunDirectory:
             self._log.write(json.dumps(row).encode() + b"\n")
             self._log.flush()
 
+    def advance(self, before: Checkpoint, after: Checkpoint, participants: list[int]) -> None:
+        """A round is done: its participants' older states go, but for those that a kept checkpoint still needs."""
+        for client in participants:
+            version = (client, before.clients.get(client, 0))
+            needed = any(kept.clients.get(client) == version[1] for kept in self._kept)
+            if client in before.clients and after.clients[client] != version[1] and not needed:
+                with _explained(self.path):
+                    self.store.drop(version)
+
     def checkpoint_is_due(self, round: int) -> bool:
         """By the number of rounds if that is given, else so that saving costs at most 2 % of the time."""
         every = self.experiment.checkpoint.every

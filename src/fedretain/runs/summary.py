@@ -6,21 +6,14 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
+from fedretain.forgetting import accuracy_summaries
 from fedretain.runs.metrics import Row
 
 
 def final_accuracy(rows: Sequence[Row]) -> dict[str, float] | None:
-    """Four summaries of one accuracy curve.
-
-    last: the final value (wsm-thesis §3.5). mean_last_100: over the last 100 rounds (wsm-paper §4). top and average:
-    over all rounds (fedwavg-paper). Rounds in which the test set was not used are left out.
-    """
+    """The summaries of a run's accuracy curve; rounds in which the test set was not used are left out."""
     curve = [(row["round"], row["test_accuracy"]) for row in rows if "test_accuracy" in row]
-    if not curve:
-        return None
-    values = [accuracy for _, accuracy in curve]
-    recent = [accuracy for number, accuracy in curve if number > rows[-1]["round"] - 100]
-    return {"last": values[-1], "mean_last_100": fmean(recent), "top": max(values), "average": fmean(values)}
+    return accuracy_summaries(curve, last_round=rows[-1]["round"]) if curve else None
 
 
 def summarise(rows: Sequence[Row], initial_accuracy: float, population: int) -> dict[str, Any]:

@@ -48,6 +48,8 @@ class MissingExtraError(FedretainError):
 def unknown(what: str, given: object, valid: Iterable[str]) -> str:
     """The message for a name that does not exist: the nearest valid spelling, then all of them."""
     names = sorted(valid)
+    if not names:
+        return f"unknown {what} {given!r}: there are none to choose from"
     near = get_close_matches(str(given), names, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return f"unknown {what} {given!r}{hint} (valid: {', '.join(names)})"

@@ -215,3 +215,18 @@ def test_an_error_inside_a_client_says_where(small: dict[str, Any]) -> None:
     start = Checkpoint(initial_state(experiment, world), {}, {})
     with pytest.raises(TrainingError, match=r"round 1, client \d+: local training failed: boom"):
         list(train_rounds(experiment, world, LoopEngine(world), start))
+
+
+def test_a_batch_of_one_under_batch_norm_is_explained() -> None:
+    """Three examples in batches of two: the last one stands alone."""
+    rng = np.random.default_rng(0)
+    inputs, labels = rng.integers(0, 256, (6, 1, 8, 8), dtype=np.uint8), np.arange(6) % 2
+    data = fedretain.from_arrays(inputs, labels, inputs, labels)
+    given = settings(
+        data={"name": "digits"},
+        partition={"kind": "iid", "clients": 2, "validation": 0.0},
+        model={"name": "resnet18", "width": 4},
+        local={"lr": 0.1, "batch_size": 2},
+    )
+    with pytest.raises(TrainingError, match=r"round 1, client 0: .*a batch of one example: set local.drop_last"):
+        play(given, data)

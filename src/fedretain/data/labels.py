@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from fedretain.data.dataset import Array
 from fedretain.errors import DataError, unknown
 
-# Without class names the number of classes is the largest label + 1; a label above this is an id, not a
-# class.
-MOST_CLASSES = 1_000_000
+# Without class names the number of classes is the largest label + 1. With more classes than examples, and more than
+# this, a label is an id, not a class.
+MANY_CLASSES = 1000
 
 
 def encode_labels(
@@ -32,7 +32,7 @@ def encode_labels(
     if class_names is not None:
         return numbers, tuple(class_names)
     largest = max((int(array.max()) for array in numbers.values() if array.size), default=-1)
-    if largest >= MOST_CLASSES:
+    if largest >= max(MANY_CLASSES, sum(array.size for array in numbers.values())):
         raise DataError(
             f"{where}: the largest label is {largest}; labels must be class numbers 0, 1, 2, ... without "
             "large gaps: renumber them, or give them as text"

@@ -39,7 +39,14 @@ class LoopEngine:
             except FedretainError:
                 raise
             except (RuntimeError, ValueError, TypeError, KeyError) as error:
-                raise TrainingError(f"local training failed: {error}", round=received.round, client=client) from error
+                advice = (
+                    "; batch norm needs more than a batch of one example: set local.drop_last or another batch_size"
+                    if "more than 1 value per channel" in str(error)
+                    else ""
+                )
+                raise TrainingError(
+                    f"local training failed: {error}{advice}", round=received.round, client=client
+                ) from error
             yield uploads
 
     def _train_client(self, received: Received, client: int, state: Tensors | None) -> Uploads:

@@ -15,7 +15,7 @@ from fedretain.data.sources import DATASETS, locate
 from fedretain.runs.environment import package_versions
 from fedretain.version import __version__
 
-EXTRAS = {"hub": ("datasets", "huggingface_hub")}
+EXTRAS = {"hub": ("datasets", "huggingface_hub"), "figures": ("matplotlib",)}
 
 
 class Finding(NamedTuple):

@@ -47,6 +47,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     write_atomically(folder / f"{stem}.safetensors", blob)
     facts = {
         "round": checkpoint.state.round,
+        "names": list(tensors),
         "clients": {str(client): number for client, number in checkpoint.clients.items()},
         "sha256": hashlib.sha256(blob).hexdigest(),
         "facts": checkpoint.facts,
@@ -78,8 +79,10 @@ def _load(path: Path) -> Checkpoint | None:
             return None
         number, extra = int(facts["round"]), dict(facts["facts"])
         clients = {int(client): int(version) for client, version in facts["clients"].items()}
+        stored = load(blob)
+        # safetensors gives the names in no fixed order; sums over all parameters depend on it to the last bit.
+        tensors: Mapping[str, Tensor] = {name: stored[name] for name in facts["names"]}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    tensors: Mapping[str, Tensor] = load(blob)
     sections = (under_prefix(section, tensors) for section in _SECTIONS)
     return Checkpoint(ServerState(number, *sections), clients, extra)

@@ -55,7 +55,7 @@ class ClientStore:
             self._held.move_to_end(version)
         return {
             name: value.to(like.device, like.dtype if value.dtype == torch.bfloat16 else value.dtype, copy=True)
-            for name, value in state.items()
+            for name, value in sorted(state.items())  # one order, whether it comes from memory or from a file
         }
 
     def save(self, index: Mapping[int, int]) -> None:

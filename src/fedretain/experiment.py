@@ -25,7 +25,7 @@ from fedretain.engines.schedule import local_steps
 from fedretain.errors import ConfigError, RunError
 from fedretain.losses import LOSSES
 from fedretain.models import build_model
-from fedretain.probes import evaluate
+from fedretain.probes import check_measures, evaluate
 from fedretain.rounds import initial_state, train_rounds
 from fedretain.runs.checkpoint import Checkpoint
 from fedretain.runs.clients import packed, worst_case_bytes
@@ -88,6 +88,7 @@ def build_world(experiment: Experiment, data: Dataset | None = None) -> World:
         )
     method = experiment.build_method()
     local = method.local(experiment.local)
+    check_measures(experiment.forgetting.measures, method)
     dataset = data if data is not None else load_data(experiment)
     train, validation = split_examples(dataset, experiment.partition, experiment.seed)
     experiment.cohort_size(len(train))

@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedretain.engines.engine import Uploads, World, forward
-from fedretain.forgetting import ClientForgetting, client_forgetting, forgettable_examples
-from fedretain.methods import Received
+from fedretain.engines.engine import Uploads, World, forward, own_of
+from fedretain.engines.loop import LoopTask
+from fedretain.errors import ConfigError
+from fedretain.forgetting import (
+    ClientForgetting,
+    class_accuracy,
+    class_forgetting,
+    client_forgetting,
+    drift_of_products,
+    fisher_agreement,
+    forgettable_examples,
+    loss_increase,
+    vanished,
+)
+from fedretain.methods import Batch, FedReg, Method, Received
+from fedretain.methods.chain import parts
+from fedretain.methods.fisher import fisher_diagonal
 from fedretain.server import ServerState
-from fedretain.tensors import Tensors
+from fedretain.tensors import Tensors, add_scaled, zeros_like
+
+EARLIER_ROUNDS = 10
+"""How many rounds before the measured one still count as previous data (fedreg-paper B.3)."""
 
 
 class ForgettingRecord(NamedTuple):
@@ -138,8 +157,151 @@ def measure_personalised(world: World, state: ServerState, batch_size: int) -> P
     )
 
 
+class Moment(NamedTuple):
+    """What a measure may look at when a round has ended."""
+
+    world: World
+    received: Received
+    uploads: list[Uploads]
+    after: ServerState
+    earlier: Sequence[np.ndarray]
+    """The participants of up to ten rounds before this one, the latest last; empty in the first round."""
+    batch_size: int
+
+    @property
+    def models(self) -> np.ndarray:
+        """The participants, in the order of their local models."""
+        return np.concatenate([chunk.clients for chunk in self.uploads])
+
+
+class Measured(NamedTuple):
+    """One measure of one round: numbers for ``metrics.jsonl``, arrays for ``<measure>/round-*.npz``."""
+
+    numbers: dict[str, float]
+    arrays: dict[str, np.ndarray]
+
+
+def measure_classes(moment: Moment) -> Measured:
+    """Test accuracy by class before the round, of each local model and after it, and who held which class."""
+    world, received, after = moment.world, moment.received, moment.after
+    federation = world.federation
+    labels = federation.test_labels.cpu().numpy()
+
+    def accuracies(params: Tensors, buffers: Tensors) -> np.ndarray:
+        predictions = _test_predictions(world, params, buffers, moment.batch_size)
+        return class_accuracy(labels, predictions, federation.classes)
+
+    before = accuracies(received.params, received.buffers)
+    local = np.stack([accuracies(params, buffers) for params, buffers in _one_by_one(moment.uploads)], axis=1)
+    aggregated = accuracies(after.params, after.buffers)
+    held = torch.stack([federation.class_counts(client) > 0 for client in moment.models.tolist()], dim=1).cpu().numpy()
+    lost = class_forgetting(before, local, held)
+    numbers = {
+        "absent_classes": int((~held.any(axis=1)).sum()),
+        "vanished_classes": int(vanished(before, aggregated).sum()),
+        **means(class_forgetting_held=lost.held, class_forgetting_absent=lost.absent),
+    }
+    arrays = {
+        "models": moment.models,
+        "before": before,
+        "after": local,
+        "aggregated": aggregated,
+        "forgetting": lost.matrix,
+        "held": held,
+    }
+    return Measured(numbers, arrays)
+
+
+def measure_drift(moment: Moment) -> Measured:
+    """Norms and pairwise cosines of the local models' changes w_t^i − w_{t−1}, before anything is done to uploads."""
+    models = moment.models
+    products = np.zeros((len(models), len(models)))
+    for name, origin in sorted(moment.received.params.items()):
+        local = torch.cat([chunk.params[name] for chunk in moment.uploads])
+        update = (local.double() - origin.double()).reshape(len(models), -1)
+        products += (update @ update.T).cpu().numpy()
+    drift = drift_of_products(products)
+    numbers = means(drift_norm=drift.norms, drift_cosine=np.array([drift.mean_cosine]))
+    return Measured(numbers, {"models": models, "norms": drift.norms, "cosines": drift.cosines})
+
+
+def measure_loss_increase(moment: Moment) -> Measured | None:
+    """Cross-entropy of the local models on the training data of the previous round's participants; not in round 1."""
+    if not moment.earlier:
+        return None
+    data = moment.earlier[-1]
+    parts_of_data = [moment.world.federation.train[client] for client in data.tolist()]
+    sizes = np.array([len(part) for part in parts_of_data])
+    numbers, owners = np.concatenate(parts_of_data), np.repeat(np.arange(len(data)), sizes)
+
+    def losses(params: Tensors, buffers: Tensors) -> np.ndarray:
+        return _share(_example_losses(moment.world, params, buffers, numbers, moment.batch_size), owners, sizes)
+
+    before = losses(moment.received.params, moment.received.buffers)
+    local = np.stack([losses(params, buffers) for params, buffers in _one_by_one(moment.uploads)], axis=1)
+    increase = loss_increase(before, local)
+    arrays = {"models": moment.models, "data": data, "before": before, "after": local, "loss_increase": increase}
+    return Measured(means(loss_increase=increase), arrays)
+
+
+def measure_fisher(moment: Moment) -> Measured | None:
+    """Agreement of each participant's pseudo data with the training data of the last ten rounds; not in round 1.
+
+    Both Fisher diagonals are those of the participant's local model after local training. The pseudo data are made
+    again, from the received model as in training; they hold no chance.
+    """
+    if not moment.earlier:
+        return None
+    world, received = moment.world, moment.received
+    (fedreg,) = (member for member in parts(world.method) if isinstance(member, FedReg))
+    data = np.unique(np.concatenate(moment.earlier))
+    previous = np.concatenate([world.federation.train[client] for client in data.tolist()])
+    agreement = []
+    for client, (params, buffers) in zip(moment.models.tolist(), _one_by_one(moment.uploads), strict=True):
+        own = own_of(world, client, steps=0)
+        with torch.no_grad():
+            global_task = LoopTask(world, own.class_counts, received.buffers, received.round)
+            made = fedreg.prepare(received, own, global_task)
+            local_task = LoopTask(world, own.class_counts, buffers, received.round)
+            of_pseudo = fisher_diagonal(local_task, params, Batch(made["x_s"], made["y_s"]))
+            of_previous = zeros_like(params)
+            for start in range(0, len(previous), moment.batch_size):
+                inputs, labels = world.federation.examples(previous[start : start + moment.batch_size])
+                share = fisher_diagonal(local_task, params, Batch(inputs, labels))
+                of_previous = add_scaled(of_previous, len(labels) / len(previous), share)
+        agreement.append(fisher_agreement(_flat(of_pseudo), _flat(of_previous)))
+    arrays = {"models": moment.models, "data": data, "agreement": np.array(agreement)}
+    return Measured(means(fisher_agreement=arrays["agreement"]), arrays)
+
+
+MEASURES: Mapping[str, Callable[[Moment], Measured | None]] = MappingProxyType(
+    {
+        "classes": measure_classes,
+        "drift": measure_drift,
+        "loss_increase": measure_loss_increase,
+        "fisher": measure_fisher,
+    }
+)
+"""What ``forgetting.measures`` may name; a measure with nothing to look at in a round gives None."""
+
+
+def check_measures(measures: Sequence[str], method: Method) -> None:
+    """Refuse measures that the method gives nothing to look at."""
+    if "fisher" in measures and not any(isinstance(member, FedReg) for member in parts(method)):
+        raise ConfigError(
+            f"forgetting.measures: fisher looks at pseudo data, which {method.name} does not make; "
+            "use method: fedreg or leave fisher out"
+        )
+
+
+def means(**measured: np.ndarray) -> dict[str, float]:
+    """The mean of each over the entries that are numbers; left out where there are none."""
+    known = {name: values[np.isfinite(values)] for name, values in measured.items()}
+    return {name: float(values.mean()) for name, values in known.items() if len(values)}
+
+
 def _share(right: np.ndarray, owners: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """The share of right answers of each owner; NaN for an owner of nothing."""
+    """The share of right answers (or the mean of other values) of each owner; NaN for an owner of nothing."""
     hits = np.bincount(owners, weights=right, minlength=len(sizes))
     return np.where(sizes > 0, hits / np.maximum(sizes, 1), np.nan)
 
@@ -159,6 +321,33 @@ def _correct(world: World, params: Tensors, buffers: Tensors, numbers: np.ndarra
         inputs, labels = world.federation.examples(numbers[start : start + batch_size])
         right.append(_logits(world, params, buffers, inputs).argmax(-1) == labels)
     return torch.cat(right).cpu().numpy() if right else np.empty(0, bool)
+
+
+def _example_losses(
+    world: World, params: Tensors, buffers: Tensors, numbers: np.ndarray, batch_size: int
+) -> np.ndarray:
+    """The cross-entropy (plain softmax) of each of the given training-set examples."""
+    losses = []
+    for start in range(0, len(numbers), batch_size):
+        inputs, labels = world.federation.examples(numbers[start : start + batch_size])
+        logits = _logits(world, params, buffers, inputs).double()
+        losses.append(torch.nn.functional.cross_entropy(logits, labels, reduction="none"))
+    return torch.cat(losses).cpu().numpy()
+
+
+def _test_predictions(world: World, params: Tensors, buffers: Tensors, batch_size: int) -> np.ndarray:
+    """What a model takes each test example for."""
+    federation = world.federation
+    predictions = []
+    for start in range(0, len(federation.test_labels), batch_size):
+        inputs = federation.normalise(federation.test_inputs[start : start + batch_size])
+        predictions.append(_logits(world, params, buffers, inputs).argmax(-1))
+    return torch.cat(predictions).cpu().numpy()
+
+
+def _flat(tensors: Tensors) -> np.ndarray:
+    """All entries in one row, by name: tensors read from a checkpoint come in any order, and sums must not notice."""
+    return torch.cat([tensors[name].flatten() for name in sorted(tensors)]).double().cpu().numpy()
 
 
 def _logits(world: World, params: Tensors, buffers: Tensors, inputs: Tensor) -> Tensor:

@@ -18,7 +18,17 @@ from fedretain.engines import Engine, Uploads, World
 from fedretain.engines.schedule import sample_cohort
 from fedretain.errors import TrainingError
 from fedretain.methods import Received
-from fedretain.probes import ForgettingRecord, evaluate, measure_forgetting, measure_personalised
+from fedretain.probes import (
+    EARLIER_ROUNDS,
+    MEASURES,
+    ForgettingRecord,
+    Moment,
+    check_measures,
+    evaluate,
+    means,
+    measure_forgetting,
+    measure_personalised,
+)
 from fedretain.runs.checkpoint import Checkpoint
 from fedretain.runs.clients import ClientStore
 from fedretain.runs.metrics import Row
@@ -49,11 +59,17 @@ def train_rounds(
     store = store if store is not None else ClientStore()
     method, federation = world.method, world.federation
     optimizer = experiment.server.build_optimizer()
+    size = experiment.cohort_size(federation.clients)
+    check_measures(experiment.forgetting.measures, method)
+
+    def participants(round: int) -> np.ndarray:
+        return sample_cohort(experiment.seed, round, federation.clients, size)
+
     while state.round < experiment.rounds:
         round = state.round + 1
         started = time.perf_counter()
 
-        cohort = sample_cohort(experiment.seed, round, federation.clients, experiment.cohort_size(federation.clients))
+        cohort = participants(round)
         received = Received(state.params, state.buffers, method.broadcast(state.server), round)
         weights = example_weights(
             federation.train.sizes[cohort],
@@ -88,7 +104,7 @@ def train_rounds(
             _refuse_divergence(round, math.isfinite(row["test_loss"]))
             if experiment.evaluate.personalised:
                 personal = measure_personalised(world, state, experiment.evaluate.batch_size)
-                row |= _means(client_accuracy=personal.plain, personalised_accuracy=personal.personalised)
+                row |= means(client_accuracy=personal.plain, personalised_accuracy=personal.personalised)
                 records["personalised"] = personal.arrays()
         if measuring:
             forgetting = measure_forgetting(
@@ -102,6 +118,19 @@ def train_rounds(
             )
             _add_forgetting(row, forgetting)
             records["forgetting"] = forgetting.arrays()
+            moment = Moment(
+                world,
+                received,
+                ledger.kept,
+                state,
+                [participants(earlier) for earlier in range(max(1, round - EARLIER_ROUNDS), round)],
+                experiment.evaluate.batch_size,
+            )
+            for name in experiment.forgetting.measures:
+                measured = MEASURES[name](moment)
+                if measured is not None:
+                    row |= measured.numbers
+                    records[name] = measured.arrays
         row["probe_seconds"] = time.perf_counter() - trained
         yield Checkpoint(state, clients, facts), {"round": round, **row}, records
 
@@ -156,18 +185,13 @@ def _state_of(clients: Mapping[int, int], store: ClientStore, like: Tensor, clie
 
 def _add_forgetting(row: dict[str, Any], record: ForgettingRecord) -> None:
     """The means over the cohort at top level, the single clients' values beside their numbers."""
-    row |= _means(forgetting_by_model=record.clients.by_model, forgetting_by_data=record.clients.by_data)
+    row |= means(forgetting_by_model=record.clients.by_model, forgetting_by_data=record.clients.by_data)
     by_data = dict(zip(record.data.tolist(), _plain(record.clients.by_data), strict=True))
     row["clients"]["forgetting_by_model"] = _plain(record.clients.by_model)
     row["clients"]["forgetting_by_data"] = [by_data[client] for client in record.models.tolist()]
     if record.forgettable is not None:
         row["forgettable_examples"] = int(record.forgettable.sum())
         row["clients"]["forgettable_examples"] = record.forgettable.tolist()
-
-
-def _means(**measured: np.ndarray) -> dict[str, float]:
-    """The mean of each over the entries that are numbers; left out where there are none."""
-    return {name: float(np.nanmean(values)) for name, values in measured.items() if np.isfinite(values).any()}
 
 
 def _plain(values: np.ndarray) -> list[float | None]:

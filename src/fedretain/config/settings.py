@@ -129,11 +129,19 @@ class EvaluateSettings(Section):
 
 
 class ForgettingSettings(Section):
-    """When forgetting is measured (0: never), and on whose data."""
+    """When forgetting is measured (0: never), on whose data, and what beside the client × client matrix."""
 
     every: Annotated[int, Field(ge=0)] = 10
     clients: Literal["cohort", "all"] = "cohort"
     examples: bool = True
+    measures: tuple[Literal["classes", "drift", "loss_increase", "fisher"], ...] = ()
+
+    @pydantic.field_validator("measures")
+    @classmethod
+    def _each_once(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if repeated := [name for name in value if value.count(name) > 1]:
+            raise ValueError(f"{repeated[0]} stands there twice; name each measure once")
+        return value
 
 
 class CheckpointSettings(Section):

@@ -41,5 +41,5 @@ $(VENV)/core: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/dev: $(VENV)/core
-	$(PIP) --editable '.[hub,dev]'
+	$(PIP) --editable '.[hub,figures,dev]'
 	touch $@

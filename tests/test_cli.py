@@ -204,6 +204,10 @@ def test_report(call: Call, experiment: Path) -> None:
         call("run", experiment, f"seed={seed}", "--out", f"run-{seed}", "--quiet")
     said = call("report", "run-0", "run-1", "--out", "both.html")
     assert said == Said(0, "report: both.html\n", "")
+    said = call("report", "run-0", "run-1", "--out", "both.html", "--png", "pictures")
+    pictures = sorted(file.name for file in Path("pictures").iterdir())
+    assert said == Said(0, f"pictures: {len(pictures)} files in pictures\nreport: both.html\n", "")
+    assert {"accuracy.png", "accuracy.pdf", "heatmaps.pdf", "partition.png"} <= set(pictures)
     for wrong in ("nowhere", experiment):
         missing = call("report", wrong)
         assert missing.code == 1

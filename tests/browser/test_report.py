@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import importlib.util
 import shutil
 from collections.abc import Iterator
@@ -85,6 +86,15 @@ def heatmaps(page: Any) -> list[Any]:
         ".map(c => ({x: c.data[0].x, y: c.data[0].y, z: c.data[0].z}))"
     )
     return found
+
+
+def downloaded(page: Any, caption: str) -> tuple[str, list[list[str]]]:
+    """The name and the cells of the CSV file that the button below a chart gives."""
+    figure = page.locator("figure", has=page.get_by_text(caption, exact=True))
+    with page.expect_download() as saved:
+        figure.get_by_role("button", name="Download data (CSV)").click()
+    with saved.value.path().open(encoding="utf-8", newline="") as file:
+        return saved.value.suggested_filename, list(csv.reader(file))
 
 
 @pytest.mark.parametrize("name", ["run", "comparison"])
@@ -171,4 +181,67 @@ def test_the_comparison_links_to_the_runs_own_page(browser: Any, pages: dict[str
     page.click("a")
     page.wait_for_selector("html[data-drawn=yes]")
     assert page.url == pages["run"].as_uri()
+    page.close()
+
+
+def test_curves_download_with_their_numbers(browser: Any, pages: dict[str, Path]) -> None:
+    """The numbers of the conftest: 10 % at first, then 20 a round; forgetting 10 points, 2.5 to either side; 3 MB a
+    round."""
+    page, troubles = opened(browser, pages["run"])
+    name, accuracy = downloaded(page, "Accuracy of the global model on the test data")
+    assert name == "accuracy-of-the-global-model-on-the-test-data.csv"
+    assert accuracy[0] == ["curve", "communication round", "test accuracy (%)"]
+    assert accuracy[1:] == [["test accuracy", str(round), str(10 if round == 0 else 20 * round)] for round in range(5)]
+    _, forgetting = downloaded(page, "Client forgetting: accuracy that local training costs on other clients' data")
+    assert forgetting == [
+        [
+            *("curve", "communication round", "forgetting (percentage points)"),
+            *("least forgetting model", "most forgetting model"),
+        ],
+        ["by model, mean", "2", "10", "7.5", "12.5"],
+        ["by model, mean", "4", "10", "7.5", "12.5"],
+        ["by data, mean", "2", "10", "", ""],
+        ["by data, mean", "4", "10", "", ""],
+    ]
+    _, sent = downloaded(page, "Accuracy on the test data against the data sent between server and clients")
+    assert [line[1:] for line in sent[1:]] == [["0", "10"], ["3", "20"], ["6", "40"], ["9", "60"], ["12", "80"]]
+    assert troubles == []
+    page.close()
+
+
+def test_heatmaps_and_bars_download_with_their_numbers(browser: Any, pages: dict[str, Path]) -> None:
+    """A heatmap gives all rounds of its slider, what was not measured stays empty; bars give counts and shares."""
+    page, troubles = opened(browser, pages["run"])
+    _, cells = downloaded(page, "Forgetting: accuracy lost by local training")
+    assert cells == [
+        ["round", "model of client i", "validation data of client k", "lost (percentage points)"],
+        *(["2", "0", "0", "-5"], ["2", "0", "2", "20"], ["2", "2", "0", "10"], ["2", "2", "2", "0"]),
+        *(["4", "2", "2", "0"], ["4", "2", "1", ""], ["4", "1", "2", "5"], ["4", "1", "1", ""]),
+    ]
+    _, bars = downloaded(page, "Class mix in the training data: each of 3 clients")
+    assert bars[:4] == [
+        ["client", "class", "training examples", "share of training examples (%)"],
+        *(["0", "zero", "9", "90"], ["1", "zero", "0", "0"], ["2", "zero", "2", "20"]),
+    ]
+    assert len(bars) == 1 + 3 * 3
+    assert troubles == []
+    page.close()
+
+
+def test_seeds_download_with_mean_and_deviation_and_names_as_written(browser: Any, tmp_path: Path) -> None:
+    """0.2 and 0.4: mean 30 %, deviation √200 = 14.142136 %. The other setting has a comma and a quote in its name."""
+    odd = {**report_runs.CONFIG, "loss": {"name": f'a "b", {HOSTILE}'}}
+    runs = [
+        report_runs.write_run(tmp_path / "0", accuracies=(0.2,)),
+        report_runs.write_run(tmp_path / "1", {**report_runs.CONFIG, "seed": 1}, accuracies=(0.4,)),
+        report_runs.write_run(tmp_path / "2", odd, accuracies=(0.5,)),
+    ]
+    page, troubles = opened(browser, write_report(runs, tmp_path / "report.html"))
+    _, lines = downloaded(page, "Accuracy of the global model on the test data")
+    assert lines == [
+        ["curve", "communication round", "test accuracy (%)", "standard deviation", "seeds"],
+        ["loss=ce", "1", "30", "14.142136", "2"],
+        [f'loss=a "b", {HOSTILE}', "1", "50", "", ""],
+    ]
+    assert troubles == []
     page.close()

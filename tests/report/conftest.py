@@ -31,7 +31,10 @@ CLASS_NAMES = np.array(["zero", "one", "two"])
 
 
 def metrics(accuracies: list[float], forgetting: float = 0.1) -> list[dict[str, Any]]:
-    """One row a round; client forgetting in every second round, with 0.05 between the two participants."""
+    """One row a round; client forgetting in every second round, with 0.05 between the two participants.
+
+    Of the 3 · round forgettable examples client 0 has two thirds, client 2 the rest.
+    """
     rows: list[dict[str, Any]] = []
     for round, accuracy in enumerate(accuracies, start=1):
         row: dict[str, Any] = {
@@ -47,6 +50,7 @@ def metrics(accuracies: list[float], forgetting: float = 0.1) -> list[dict[str, 
         if round % 2 == 0:
             row |= {"forgetting_by_model": forgetting, "forgetting_by_data": forgetting}
             row["forgettable_examples"] = 3 * round
+            row["clients"]["forgettable_examples"] = [2 * round, round]
             row["clients"]["forgetting_by_model"] = [forgetting - 0.025, forgetting + 0.025]
         rows.append(row)
     return rows

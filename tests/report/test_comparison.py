@@ -9,7 +9,7 @@ import pytest
 
 from fedretain.errors import RunError
 from fedretain.report import COLUMNS, Spread, comparison_rows, read_run
-from fedretain.report.comparison import group_runs
+from fedretain.report.comparison import group_runs, plain_loss_first
 
 MakeRun = Callable[..., Path]
 Experiment = Callable[..., dict[str, Any]]
@@ -128,3 +128,23 @@ def test_a_number_one_seed_lacks_is_averaged_over_the_others(make_run: MakeRun, 
     (runs[1] / "metrics.jsonl").write_text("")
     (row,) = comparison_rows(runs)
     assert row["seconds"] == Spread(statistics.fmean([2.0]), None, 1)
+
+
+def test_plain_cross_entropy_stands_above_the_losses_that_change_it(make_run: MakeRun, experiment: Experiment) -> None:
+    """Listed as wsm, ce for one rate and wsm, ce for another: each pair stays together and is turned round."""
+    runs = [
+        make_run(f"{rate} {loss}", experiment(loss={"name": loss}, local={"lr": rate}))
+        for rate in (0.5, 0.1)
+        for loss in ("wsm", "ce")
+    ]
+    assert [group.label for group in plain_loss_first(group_runs([runs[0], *runs[2:], runs[1]]))] == [
+        "loss=ce, local.lr=0.5",
+        "loss=wsm, local.lr=0.5",
+        "loss=ce, local.lr=0.1",
+        "loss=wsm, local.lr=0.1",
+    ]
+
+
+def test_without_a_named_loss_the_order_stays(make_run: MakeRun, experiment: Experiment) -> None:
+    runs = [make_run(method, experiment(loss=None, method={"name": method})) for method in ("fedprox", "fedavg")]
+    assert [group.label for group in plain_loss_first(group_runs(runs))] == ["method=fedprox", "method=fedavg"]

@@ -12,6 +12,7 @@ import pytest
 from fedretain.errors import RunError
 from fedretain.report import figures, partition_figure, read_run
 from fedretain.report.comparison import group_runs
+from fedretain.report.curves import ACCURACY
 
 MakeRun = Callable[..., Path]
 
@@ -51,6 +52,29 @@ def test_traffic_adds_up_in_megabytes(make_run: MakeRun) -> None:
     assert down.y == pytest.approx((1, 2, 3, 4))
 
 
+def test_communication_adds_both_ways_from_the_initial_model_on(make_run: MakeRun) -> None:
+    """2 MB up and 1 MB down a round: 3, 6, 9, 12 MB; the untrained model has 10 % right and cost nothing."""
+    figure = figures.communication_figure(group_runs([make_run()]))
+    (line,) = figure.data
+    assert line.x == pytest.approx((0, 3, 6, 9, 12))
+    assert line.y == pytest.approx((10, 20, 40, 60, 80))
+    assert "MB" in figure.layout.xaxis.title.text
+
+
+def test_what_the_bands_show_is_kept_as_numbers(make_run: MakeRun, experiment: Any) -> None:
+    """One run: the participants' forgetting 10 ∓ 2.5 points. Seeds 0.2 and 0.4: deviation 14.142 over two runs."""
+    run = make_run("a", experiment(), accuracies=(0.2, 0.5))
+    _, by_model, by_data = figures.client_forgetting_figure(read_run(run)).data
+    assert by_model.meta == {
+        "least forgetting model": [pytest.approx(7.5)],
+        "most forgetting model": [pytest.approx(12.5)],
+    }
+    assert by_data.meta is None
+    runs = [run, make_run("b", experiment(seed=1), accuracies=(0.4, 0.5))]
+    _, line = figures.seeds_figure(group_runs(runs), ACCURACY).data
+    assert line.meta == {"standard deviation": [pytest.approx(14.142136), 0], "seeds": [2, 2]}
+
+
 def test_every_figure_says_what_is_seen_and_in_which_unit(make_run: MakeRun) -> None:
     run = read_run(make_run())
     drawn = [
@@ -59,6 +83,7 @@ def test_every_figure_says_what_is_seen_and_in_which_unit(make_run: MakeRun) -> 
         figures.client_forgetting_figure(run),
         figures.forgettable_examples_figure(run),
         figures.traffic_figure(run),
+        figures.communication_figure(group_runs([run])),
         partition_figure(run.class_counts, run.class_names),
     ]
     for figure in drawn:
@@ -74,7 +99,7 @@ def test_curves_over_seeds_are_means_with_a_band(make_run: MakeRun, experiment: 
         make_run("b", experiment(seed=1), accuracies=(0.4, 0.5)),
         make_run("c", experiment(loss={"name": "wsm"}), accuracies=(0.6, 0.7)),
     ]
-    figure = figures.seeds_figure(group_runs(runs), "test_accuracy", "accuracy", "accuracy (%)", 100)
+    figure = figures.seeds_figure(group_runs(runs), ACCURACY)
     band, ce, wsm = figure.data
     assert ce.y == pytest.approx((30, 50))
     assert band.y == pytest.approx((30 - 14.142136, 50, 50, 30 + 14.142136), abs=1e-5)

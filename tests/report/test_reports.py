@@ -77,9 +77,13 @@ def test_the_page_of_a_run_says_what_was_trained_and_what_came_out(make_run: Mak
 
 
 def test_the_page_of_a_run_has_all_its_figures_and_one_slider(make_run: MakeRun, tmp_path: Path) -> None:
-    """Accuracy, loss, client forgetting, forgettable examples, two heatmaps, partition, traffic: eight."""
+    """Accuracy, loss, client forgetting, forgettable examples, two heatmaps, partition, traffic, communication: nine.
+
+    Each has a button for its data.
+    """
     page = Page(write_report([make_run()], tmp_path / "report.html"))
-    assert len(page.figures) == page.count("div", **{"class": "chart"}) == page.count("figcaption") == 8
+    assert len(page.figures) == page.count("div", **{"class": "chart"}) == page.count("figcaption") == 9
+    assert page.count("button", type="button") == 9
     assert page.count("input", type="range") == 1
     assert [frame["name"] for frame in page.figures[4]["frames"]] == ["2", "4"]
 
@@ -154,7 +158,7 @@ def test_participation_is_a_fraction_or_a_count(
 
 
 def test_a_comparison_has_a_table_curves_heatmaps_and_links(make_run: MakeRun, experiment: Any, tmp_path: Path) -> None:
-    """Two settings, two seeds: four curves (accuracy, forgetting, loss, examples), two heatmaps a setting."""
+    """Two settings, two seeds: five curves (accuracy, forgetting, loss, examples, communication), two heatmaps each."""
     runs = [
         make_run(f"{loss} {seed}", experiment(seed=seed, loss={"name": loss}), accuracies=(0.3, accuracy))
         for loss, accuracy in (("ce", 0.7), ("wsm", 0.9))
@@ -165,7 +169,7 @@ def test_a_comparison_has_a_table_curves_heatmaps_and_links(make_run: MakeRun, e
     assert page.open == []
     assert "4 runs of 2 settings. Most accurate in the end: loss=wsm, 90.0 ± 0.0 %" in page.text
     assert "★ 90.0 ± 0.0" in page.text
-    assert len(page.figures) == 8
+    assert len(page.figures) == 9
     assert page.count("input", type="range") == 1
     links = [found["href"] for tag, found in page.elements if tag == "a"]
     assert links == ["./../ce%200/report.html"]
@@ -185,6 +189,63 @@ def test_heatmaps_of_a_comparison_share_one_scale(make_run: MakeRun, experiment:
         if figure["data"][0].get("zmin") is not None and figure["data"][0]["zmin"] < 0
     ]
     assert scales == pytest.approx([60, 60])
+
+
+def test_a_comparison_counts_forgettable_examples_for_each_setting(
+    make_run: MakeRun, experiment: Any, tmp_path: Path
+) -> None:
+    """Of round 4's 12 examples client 0 has 8, client 2 has 4; the third setting did not look."""
+    runs = [make_run(loss, experiment(loss={"name": loss})) for loss in ("ce", "wsm", "tce")]
+    rows = [json.loads(line) for line in (runs[2] / "metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        row["clients"].pop("forgettable_examples", None)
+    (runs[2] / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = Page(write_report(runs, tmp_path / "report.html"))
+    assert page.count("h3") == 3
+    assert page.count("table", **{"class": "counts"}) == 2
+    assert page.text.count("client 0 10 4 8 client 2 10 2 4 all participants – 6 12") == 2
+    assert "loss=tce Not measured." in page.text
+    assert "Shown is the first seed of each setting." in page.text
+
+
+MEASURES = [
+    *("train_loss", "test_accuracy", "test_loss", "upload_bytes", "download_bytes", "seconds", "clients"),
+    *("forgetting_by_model", "forgetting_by_data", "forgettable_examples"),
+]
+
+
+@pytest.mark.parametrize("absent", [*MEASURES, "every one"])
+def test_a_measure_that_the_log_lacks_is_left_out_and_nothing_else(
+    make_run: MakeRun, experiment: Any, tmp_path: Path, absent: str
+) -> None:
+    """The page of the run, and its comparison with a whole one, stand without the measure."""
+    lacking, whole = make_run("lacking"), make_run("whole", experiment(loss={"name": "wsm"}))
+    gone = MEASURES if absent == "every one" else [absent]
+    rows = [json.loads(line) for line in (lacking / "metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        for key in gone:
+            row.pop(key, None)
+            (row.get("clients") or {}).pop(key, None)
+    (lacking / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = Page(write_report([lacking], tmp_path / "one.html"))
+    # Drawn alone: accuracy (also against traffic), the examples. Drawn together with another: the rest.
+    fewer = {"test_accuracy": 2, "forgettable_examples": 1, "every one": 6}
+    assert len(page.figures) == 9 - fewer.get(absent, 0)
+    counts = absent not in ("clients", "forgettable_examples", "every one")
+    assert page.count("table", **{"class": "counts"}) == counts
+    both = Page(write_report([lacking, whole], tmp_path / "both.html"))
+    assert len(both.figures) == 9
+    assert both.count("table", **{"class": "counts"}) == 1 + counts
+
+
+@pytest.mark.parametrize("clients", [None, [], "none", {"id": [0, 2]}, {"id": None, "forgettable_examples": 3}])
+def test_odd_entries_of_single_clients_are_passed_over(make_run: MakeRun, tmp_path: Path, clients: Any) -> None:
+    path = make_run()
+    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    (path / "metrics.jsonl").write_text("".join(json.dumps({**row, "clients": clients}) + "\n" for row in rows))
+    page = Page(write_report([path], tmp_path / "one.html"))
+    assert len(page.figures) == 9
+    assert page.count("table", **{"class": "counts"}) == 0
 
 
 def test_seeds_alone_differ(make_run: MakeRun, experiment: Any, tmp_path: Path) -> None:

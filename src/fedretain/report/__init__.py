@@ -2,6 +2,7 @@
 
 from fedretain.report.comparison import COLUMNS, Column, Spread, comparison_rows
 from fedretain.report.figures import partition_figure
+from fedretain.report.pictures import write_pictures
 from fedretain.report.reading import ForgettingRound, RunData, read_forgetting, read_run
 from fedretain.report.reports import write_partition_page, write_report
 
@@ -16,5 +17,6 @@ __all__ = [
     "read_forgetting",
     "read_run",
     "write_partition_page",
+    "write_pictures",
     "write_report",
 ]

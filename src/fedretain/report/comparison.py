@@ -133,6 +133,24 @@ def group_runs(runs: Sequence[str | Path | RunData]) -> list[Group]:
     ]
 
 
+def plain_loss_first(groups: Sequence[Group]) -> list[Group]:
+    """Settings that differ in nothing but the loss beside each other, plain cross-entropy first; else as listed.
+
+    So the heatmaps show FedAvg above FedAvg+WSM (Legate et al. 2023, Fig. 3), however the runs were listed.
+    """
+    elsewhere = [
+        tuple((key, value) for key, value in group.settings.items() if key.split(".")[0] != "loss") for group in groups
+    ]
+    places = {settings: place for place, settings in reversed(list(enumerate(elsewhere)))}
+
+    def changes_loss(group: Group) -> bool:
+        loss = group.runs[0].config.get("loss")
+        return (loss.get("name") if isinstance(loss, Mapping) else loss) not in ("ce", None)
+
+    order = sorted(zip(groups, elsewhere, strict=True), key=lambda pair: (places[pair[1]], changes_loss(pair[0])))
+    return [group for group, _ in order]
+
+
 def _label(settings: Mapping[str, str], run: RunData) -> str:
     given = [f"{key}={value}" for key, value in settings.items() if value != "unset"]
     unset = [f"{key} unset" for key in settings]

@@ -1,11 +1,13 @@
 """Curves and partition bars: pure functions from what was read to a plotly figure.
 
 Every figure carries its own title, so that it can stand alone; the page shows that title as a caption. Text
-that comes from a run (labels, class names) is escaped, because plotly reads a little HTML in its strings.
+that comes from a run (labels, class names) is escaped, because plotly reads a little HTML in its strings. What a
+line's ``meta`` holds are further columns of the data that the page offers as CSV.
 """
 
 from __future__ import annotations
 
+import colorsys
 import html
 import math
 from collections.abc import Sequence
@@ -14,8 +16,18 @@ from typing import Any
 import numpy as np
 
 from fedretain.errors import RunError
-from fedretain.report.comparison import Group, spread
-from fedretain.report.reading import IntArray, RunData, finite
+from fedretain.report.comparison import Group
+from fedretain.report.curves import (
+    ACCURACY,
+    COMMUNICATION_TITLE,
+    COMMUNICATION_UNIT,
+    Curve,
+    Point,
+    accuracy_by_traffic,
+    initial_accuracy,
+    over_seeds,
+)
+from fedretain.report.reading import IntArray, RunData, client_values, finite
 
 MOST_CLIENTS = 40
 MOST_LEGEND_CLASSES = 20
@@ -82,9 +94,9 @@ def line_style(number: int) -> tuple[str, str]:
 
 def accuracy_figure(run: RunData) -> Any:
     """Test accuracy of the global model, round by round, from the initial model on."""
-    figure = blank_figure("Accuracy of the global model on the test data", "communication round", "test accuracy (%)")
-    rounds, values = run.series("test_accuracy")
-    initial = finite((run.summary or {}).get("initial_accuracy"))
+    figure = blank_figure(ACCURACY.title, "communication round", ACCURACY.unit)
+    rounds, values = run.series(ACCURACY.key)
+    initial = initial_accuracy(run)
     if initial is not None and 0 not in rounds:
         rounds, values = [0, *rounds], [initial, *values]
     figure.add_trace(_line("test accuracy", rounds, [100 * value for value in values]))
@@ -116,16 +128,15 @@ def client_forgetting_figure(run: RunData) -> Any:
         "communication round",
         "forgetting (percentage points)",
     )
-    ranges = []
+    ranges: dict[int, tuple[float, float]] = {}
     for row in run.metrics:
-        clients = row.get("clients") or {}
-        by_model = map(finite, clients.get("forgetting_by_model") or ())
+        by_model = map(finite, client_values(row, "forgetting_by_model"))
         known = [value for value in by_model if value is not None]
         if known:
-            ranges.append((int(row["round"]), 100 * min(known), 100 * max(known)))
+            ranges[int(row["round"])] = (100 * min(known), 100 * max(known))
     if ranges:
-        rounds, low, high = (list(column) for column in zip(*ranges, strict=True))
-        figure.add_trace(_band("least to most forgetting model", rounds, low, high, legend=True))
+        low, high = (list(column) for column in zip(*ranges.values(), strict=True))
+        figure.add_trace(_band("least to most forgetting model", list(ranges), low, high, legend=True))
     for number, (key, name) in enumerate(
         (("forgetting_by_model", "by model, mean"), ("forgetting_by_data", "by data, mean"))
     ):
@@ -134,6 +145,11 @@ def client_forgetting_figure(run: RunData) -> Any:
             line = _line(name, rounds, [100 * value for value in values], number)
             # The two means coincide when every model is measured on the same clients: dashes show both.
             line.line.dash = LINE_DASHES[number]
+            if key == "forgetting_by_model" and ranges:
+                line.meta = {
+                    name: [round(ranges[t][end], 6) if t in ranges else None for t in rounds]
+                    for end, name in enumerate(("least forgetting model", "most forgetting model"))
+                }
             figure.add_trace(line)
     return _whole_rounds(figure)
 
@@ -165,28 +181,43 @@ def traffic_figure(run: RunData) -> Any:
     return _whole_rounds(figure)
 
 
-def seeds_figure(groups: Sequence[Group], key: str, title: str, y: str, scale: float = 1.0) -> Any:
+def seeds_figure(groups: Sequence[Group], curve: Curve) -> Any:
     """One measured number against rounds for each setting: mean over its seeds, band of ± one deviation."""
-    figure = blank_figure(title, "communication round", y)
+    figure = blank_figure(curve.title, "communication round", curve.unit)
     for number, group in enumerate(groups):
-        measured: dict[int, list[float | None]] = {}
-        for run in group.runs:
-            for round, value in zip(*run.series(key), strict=True):
-                measured.setdefault(round, []).append(scale * value)
-        spreads = [(round, spread(measured[round])) for round in sorted(measured)]
-        known = [(round, over_seeds) for round, over_seeds in spreads if over_seeds is not None]
-        rounds = [round for round, _ in known]
-        if any(over_seeds.std is not None for _, over_seeds in known):
-            low = [over_seeds.mean - (over_seeds.std or 0.0) for _, over_seeds in known]
-            high = [over_seeds.mean + (over_seeds.std or 0.0) for _, over_seeds in known]
-            figure.add_trace(_band(escape(group.label), rounds, low, high, number))
-        if rounds:
-            line = _line(escape(group.label), rounds, [over_seeds.mean for _, over_seeds in known], number)
-            line.customdata = ["" if one.std is None else f" ± {one.std:.2f}" for _, one in known]
-            line.hovertemplate = "%{y:.2f}%{customdata}"
-            figure.add_trace(line)
+        _add_seeds(figure, group.label, over_seeds(group, curve), number)
     figure.update_layout(showlegend=True)
     return _whole_rounds(figure)
+
+
+def communication_figure(groups: Sequence[Group]) -> Any:
+    """What accuracy costs: test accuracy against megabytes sent, mean over seeds with a band of ± one deviation."""
+    figure = blank_figure(COMMUNICATION_TITLE, COMMUNICATION_UNIT, ACCURACY.unit)
+    for number, group in enumerate(groups):
+        _add_seeds(figure, group.label, accuracy_by_traffic(group), number)
+    figure.update_xaxes(rangemode="tozero")
+    figure.update_layout(showlegend=len(groups) > 1)
+    return figure
+
+
+def _add_seeds(figure: Any, label: str, points: Sequence[Point], number: int) -> None:
+    if not points:
+        return
+    x = [point.x for point in points]
+    means = [point.y.mean for point in points]
+    deviations = [point.y.std for point in points]
+    repeated = any(deviation is not None for deviation in deviations)
+    if repeated:
+        low = [mean - (deviation or 0.0) for mean, deviation in zip(means, deviations, strict=True)]
+        high = [mean + (deviation or 0.0) for mean, deviation in zip(means, deviations, strict=True)]
+        figure.add_trace(_band(escape(label), x, low, high, number))
+    line = _line(escape(label), x, means, number)
+    line.customdata = ["" if deviation is None else f" ± {deviation:.2f}" for deviation in deviations]
+    line.hovertemplate = "%{y:.2f}%{customdata}"
+    if repeated:
+        rounded = [None if deviation is None else round(deviation, 6) for deviation in deviations]
+        line.meta = {"standard deviation": rounded, "seeds": [point.y.runs for point in points]}
+    figure.add_trace(line)
 
 
 def partition_figure(class_counts: Any, class_names: Sequence[str] = (), title: str | None = None) -> Any:
@@ -218,7 +249,7 @@ def partition_figure(class_counts: Any, class_names: Sequence[str] = (), title: 
     shares = 100 * selected / np.maximum(totals, 1)[:, None]
     names = [class_names[c] if c < len(class_names) else f"class {c}" for c in range(classes)]
     labels = [str(client) for client in shown]
-    for c, colour in enumerate(_class_colours(classes)):
+    for c, colour in enumerate(class_colours(classes)):
         figure.add_bar(
             orientation="h",
             name=escape(names[c]),
@@ -245,11 +276,14 @@ def partition_figure(class_counts: Any, class_names: Sequence[str] = (), title: 
     return figure
 
 
-def _class_colours(classes: int) -> list[str]:
+def class_colours(classes: int) -> list[str]:
+    """A colour for each class: a colour-blind-safe scheme for up to ten, else round the wheel."""
     if classes <= len(CLASS_COLOURS):
         return list(CLASS_COLOURS[:classes])
     # Too many for distinct colours: neighbours on the wheel alternate in lightness, hovering tells the name.
-    return [f"hsl({360 * c / classes:.0f}, 55%, {(38, 55, 72)[c % 3]}%)" for c in range(classes)]
+    # As #rrggbb, which plotly and matplotlib both read.
+    wheel = (colorsys.hls_to_rgb(c / classes, (0.38, 0.55, 0.72)[c % 3], 0.55) for c in range(classes))
+    return ["#" + "".join(f"{round(255 * part):02x}" for part in rgb) for rgb in wheel]
 
 
 def _whole_rounds(figure: Any) -> Any:
@@ -260,7 +294,7 @@ def _whole_rounds(figure: Any) -> Any:
     return figure
 
 
-def _line(name: str, rounds: Sequence[int], values: Sequence[float], number: int = 0) -> Any:
+def _line(name: str, rounds: Sequence[float], values: Sequence[float], number: int = 0) -> Any:
     colour, dash = line_style(number)
     return graph_objects().Scatter(
         name=name,
@@ -276,7 +310,7 @@ def _line(name: str, rounds: Sequence[int], values: Sequence[float], number: int
 
 def _band(
     name: str,
-    rounds: Sequence[int],
+    rounds: Sequence[float],
     low: Sequence[float],
     high: Sequence[float],
     number: int = 0,

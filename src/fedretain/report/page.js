@@ -1,4 +1,5 @@
-// Draws the figures of the page and lets a section's slider choose the round that its heatmaps show.
+// Draws the figures of the page, lets a section's slider choose the round that its heatmaps show, and saves the data of
+// a figure as CSV.
 "use strict";
 (() => {
   const figures = JSON.parse(document.getElementById("figures").textContent);
@@ -33,6 +34,55 @@
     };
     input.addEventListener("input", () => choose(true));
     choose(false);
+  }
+
+  // Plotly reads a little HTML, so the figures' texts are escaped; a file shows them as written.
+  const plain = (text) => text.replace(/&lt;/g, "<").replace(/&gt;/g, ">").replace(/&amp;/g, "&");
+
+  // The figure's data as a table: a line for each cell of every round, each piece of a bar, or each point of a curve.
+  function records({ data, layout, frames = [] }) {
+    const [x, y] = [layout.xaxis.title.text, layout.yaxis.title.text];
+    if (data[0]?.type === "heatmap") {
+      const cells = frames.flatMap(({ name, data: [map] }) =>
+        map.y.flatMap((row, i) => map.x.map((column, k) => [name, row, column, map.z[i][k]])),
+      );
+      return [["round", y, x, data[0].colorbar.title.text], ...cells];
+    }
+    if (data[0]?.type === "bar") {
+      const bars = data.filter((trace) => trace.type === "bar");
+      const pieces = bars.flatMap((bar) =>
+        bar.y.map((row, n) => [row, plain(bar.name), bar.customdata[n][0], bar.x[n]]),
+      );
+      return [[y, "class", "training examples", x], ...pieces];
+    }
+    const lines = data.filter((trace) => trace.fill !== "toself");
+    const further = [...new Set(lines.flatMap((line) => Object.keys(line.meta ?? {})))];
+    const points = lines.flatMap((line) =>
+      line.x.map((at, n) => [plain(line.name), at, line.y[n], ...further.map((name) => line.meta?.[name]?.[n])]),
+    );
+    return [["curve", x, y, ...further], ...points];
+  }
+
+  // RFC 4180: a cell with a comma, quote or line break stands in quotes; what was not measured stays empty.
+  function csv(rows) {
+    const cell = (value) => {
+      const text = String(value ?? "");
+      return /[",\r\n]/.test(text) ? `"${text.replace(/"/g, '""')}"` : text;
+    };
+    return rows.map((row) => `${row.map(cell).join(",")}\n`).join("");
+  }
+
+  for (const button of document.querySelectorAll("button.data")) {
+    const figure = button.closest("figure");
+    button.addEventListener("click", () => {
+      const content = csv(records(figures[Number(figure.querySelector(".chart").dataset.figure)]));
+      const link = document.createElement("a");
+      const words = figure.querySelector("figcaption").textContent.toLowerCase().match(/[\p{L}\p{N}]+/gu) ?? [];
+      link.download = `${words.join("-").slice(0, 80) || "data"}.csv`;
+      link.href = URL.createObjectURL(new Blob([content], { type: "text/csv;charset=utf-8" }));
+      link.click();
+      setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
+    });
   }
 
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => charts.forEach(draw));

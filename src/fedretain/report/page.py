@@ -19,7 +19,10 @@ _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inl
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, HTML below it, then figures two abreast; figures with frames share one round slider."""
+    """A heading, HTML below it, then figures two abreast, each with a button that saves its data.
+
+    Figures with frames share one round slider.
+    """
 
     title: str
     figures: tuple[Any, ...] = ()
@@ -121,8 +124,9 @@ def _chart(figure: Any, section: Section, specs: list[dict[str, Any]]) -> str:
     layout["margin"]["t"] = 15
     specs.append(spec)
     style = ' class="wide"' if section.wide else ""
+    number = len(specs) - 1
     return (
-        f"<figure{style}><figcaption>{caption}</figcaption>"
-        f'<div class="chart" data-figure="{len(specs) - 1}" style="height:{layout["height"]}px"></div>'
-        "</figure>"
+        f'<figure{style}><figcaption id="caption-{number}">{caption}</figcaption>'
+        f'<div class="chart" data-figure="{number}" style="height:{layout["height"]}px"></div>'
+        f'<button type="button" class="data" aria-describedby="caption-{number}">Download data (CSV)</button></figure>'
     )

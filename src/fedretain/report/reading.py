@@ -111,6 +111,13 @@ def finite(value: object) -> float | None:
     return float(value)
 
 
+def client_values(row: Mapping[str, Any], key: str) -> list[Any]:
+    """What a row of the log holds for its single participants under ``clients``; empty where that was not measured."""
+    clients = row.get("clients")
+    values = clients.get(key) if isinstance(clients, Mapping) else None
+    return values if isinstance(values, list) else []
+
+
 def read_run(path: str | Path) -> RunData:
     """Read a run directory; only ``config.yaml`` must be there, whatever else is missing was not measured."""
     path = Path(path)

@@ -13,7 +13,9 @@ import numpy as np
 import yaml
 
 from fedretain.report import figures, heatmaps, words
-from fedretain.report.comparison import COLUMNS, Group, comparison_rows, group_runs, spread
+from fedretain.report.comparison import COLUMNS, Group, comparison_rows, group_runs, plain_loss_first, spread
+from fedretain.report.curves import CURVES, accuracy_by_traffic
+from fedretain.report.forgettable import forgettable_counts, forgettable_table, rounds_to_count
 from fedretain.report.page import Section, folded, numbers, paragraph, table, write_page
 from fedretain.report.reading import RunData, finite
 
@@ -23,7 +25,7 @@ def write_report(runs: Sequence[str | Path], out: str | Path) -> Path:
     groups = group_runs(runs)
     out = Path(out)
     members = [run for group in groups for run in group.runs]
-    return _write_run(members[0], out) if len(members) == 1 else _write_comparison(groups, out)
+    return _write_run(groups[0], out) if len(members) == 1 else _write_comparison(groups, out)
 
 
 def write_partition_page(
@@ -38,17 +40,21 @@ def write_partition_page(
     return write_page(out, title, text, [Section("Who holds what", (figure,), wide=True)])
 
 
-def _write_run(run: RunData, out: Path) -> Path:
+def _write_run(alone: Group, out: Path) -> Path:
+    run = alone.runs[0]
     introduction = (
         paragraph(words.about_run(run), "lead") + paragraph(words.about_result(run)) + numbers(_run_numbers(run))
     )
-    sections = [_learning(run), *_forgetting(run)]
+    sections = [_learning(run), *_forgetting(run), *_forgettable([alone])]
     if run.class_counts is not None:
         bars = figures.partition_figure(run.class_counts, run.class_names)
         text = paragraph(words.about_partition(run.class_counts))
         sections.append(Section("Who holds what", (bars,), text, wide=True))
     if any(run.series(key)[0] for key in ("upload_bytes", "download_bytes")):
-        sections.append(Section("Communication", (figures.traffic_figure(run),), wide=True))
+        drawn = [figures.traffic_figure(run)]
+        if accuracy_by_traffic(alone):
+            drawn.append(figures.communication_figure([alone]))
+        sections.append(Section("Communication", tuple(drawn), wide=len(drawn) == 1))
     config = yaml.safe_dump(dict(run.config), sort_keys=False, allow_unicode=True)
     environment = json.dumps(run.environment, indent=2, ensure_ascii=False)
     details = folded("Configuration (config.yaml)", config)
@@ -88,6 +94,26 @@ def _forgetting(run: RunData) -> list[Section]:
     return sections
 
 
+def _forgettable(groups: Sequence[Group]) -> list[Section]:
+    """A table of each setting's first seed: clients of another seed hold other data, their counts have no mean."""
+    counted = [(number, group, forgettable_counts(group.runs[0])) for number, group in enumerate(groups)]
+    rounds = rounds_to_count([counts for _, _, counts in counted])
+    if not rounds:
+        return []
+    measured = len({round for _, _, counts in counted for round in counts.by_round})
+    text = words.FORGETTABLE
+    if len(groups) > 1:
+        text += " Shown is the first seed of each setting."
+    if measured > len(rounds):
+        text += f" Shown are {len(rounds)} of {measured} measured rounds, evenly spaced."
+    parts = [paragraph(text)]
+    for number, group, counts in counted:
+        if len(groups) > 1:
+            parts.append(f"<h3>{_swatch(number)}{figures.escape(group.label)}</h3>")
+        parts.append(forgettable_table(counts, rounds) if counts.by_round else paragraph("Not measured.", "note"))
+    return [Section("Forgettable examples of each client", html="".join(parts))]
+
+
 def _left_out(runs: Sequence[RunData], rounds: Sequence[int]) -> str:
     """Says what the heatmaps do not show, where there is too much to show."""
     notes = []
@@ -117,38 +143,25 @@ def _write_comparison(groups: Sequence[Group], out: Path) -> Path:
         repeated = any(len(group.runs) > 1 for group in groups)
         text = paragraph(band + words.FORGETTING if repeated else words.FORGETTING)
         sections.append(Section("Learning and forgetting", tuple(curves), text + _legend(groups)))
-    sections += _comparison_heatmaps(groups)
+    sections += [*_comparison_heatmaps(groups), *_forgettable(groups)]
     sections.append(Section("What differs", html=_differences_table(groups)))
     sections.append(Section("Runs", html=_run_links(groups, out)))
     return write_page(out, title, introduction, sections)
 
 
 def _comparison_curves(groups: Sequence[Group]) -> list[Any]:
-    curves = (
-        ("test_accuracy", "Accuracy of the global model on the test data", "test accuracy (%)", 100.0),
-        (
-            "forgetting_by_model",
-            "Client forgetting: accuracy that local training costs on other clients' data",
-            "forgetting (percentage points)",
-            100.0,
-        ),
-        ("test_loss", "Loss of the global model on the test data", "mean loss per example (nats)", 1.0),
-        (
-            "forgettable_examples",
-            "Forgettable examples: right after local training, wrong again in the next global model",
-            "training examples",
-            1.0,
-        ),
-    )
-    return [
-        figures.seeds_figure(groups, key, title, y, scale).update_layout(showlegend=False)
-        for key, title, y, scale in curves
-        if any(run.series(key)[0] for group in groups for run in group.runs)
+    drawn = [
+        figures.seeds_figure(groups, curve)
+        for curve in CURVES
+        if any(run.series(curve.key)[0] for group in groups for run in group.runs)
     ]
+    if any(accuracy_by_traffic(group) for group in groups):
+        drawn.append(figures.communication_figure(groups))
+    return [figure.update_layout(showlegend=False) for figure in drawn]
 
 
 def _comparison_heatmaps(groups: Sequence[Group]) -> list[Section]:
-    firsts = [(group, group.runs[0]) for group in groups if group.runs[0].forgetting_files]
+    firsts = [(group, group.runs[0]) for group in plain_loss_first(groups) if group.runs[0].forgetting_files]
     runs = [run for _, run in firsts]
     rounds = heatmaps.rounds_to_show(runs)
     if not rounds:

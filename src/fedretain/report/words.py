@@ -22,6 +22,12 @@ HEATMAP = (
     "forgotten, blue cells improved, grey cells have no validation data."
 )
 
+FORGETTABLE = (
+    "How many of its own training examples a client had right after local training that the global model then gets "
+    "wrong. A client that stays high is one whose knowledge the average drops. A dash: the client did not take part "
+    "in that round."
+)
+
 
 def about_run(run: RunData) -> str:
     """What was trained on what, in one sentence; leaves out what the config does not say."""

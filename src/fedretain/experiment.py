@@ -23,6 +23,7 @@ from fedretain.engines import LoopEngine, World
 from fedretain.engines.engine import own_of
 from fedretain.engines.schedule import local_steps
 from fedretain.errors import ConfigError, RunError
+from fedretain.files import in_words
 from fedretain.losses import LOSSES
 from fedretain.models import build_model
 from fedretain.probes import check_measures, evaluate
@@ -61,8 +62,8 @@ def run(
     experiment = make_experiment(read_experiment(source, overrides))
     path = Path(out) if out is not None else default_directory(experiment, resume)
     world = build_world(experiment, data)
+    _plan_client_states(experiment, world, path)
     with RunDirectory.opened(path, experiment, resume=resume) as directory:
-        _plan_client_states(experiment, world, path)
         _run_in(directory, experiment, world, watch)
         if find_spec("plotly") is not None:
             from fedretain.report import write_report
@@ -190,16 +191,15 @@ def _plan_client_states(experiment: Experiment, world: World, path: Path) -> Non
     cohort = experiment.cohort_size(federation.clients)
     needed = worst_case_bytes(state, federation.clients, cohort, experiment.rounds)
     held = sum(file.stat().st_size for file in (path / "clients").glob("*"))
-    free = shutil.disk_usage(path).free + held
-    told = (
-        f"{world.method.name} keeps {state / 1e6:.3g} MB for each client seen: at worst {needed / 1e9:.3g} GB on disk"
-    )
+    there = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
+    free = shutil.disk_usage(there).free + held
+    told = f"{world.method.name} keeps {in_words(state)} for each client seen: at worst {in_words(needed)} on disk"
     if needed > free:
         raise RunError(
-            f"{path}: {told}, and {free / 1e9:.3g} GB are free; use fewer clients or rounds, "
+            f"{path}: {told}, and {in_words(free)} are free; use fewer clients or rounds, "
             "engine.state_precision: half, or a larger disk (--out)"
         )
-    LOG.info("%s (%.3g GB are free), at most %.3g GB in memory", told, free / 1e9, experiment.engine.state_memory / 1e9)
+    LOG.info("%s (%s are free), at most %s in memory", told, in_words(free), in_words(experiment.engine.state_memory))
 
 
 def _describe(directory: RunDirectory, experiment: Experiment, world: World, *, fresh: bool) -> None:

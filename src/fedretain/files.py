@@ -35,3 +35,12 @@ def write_atomically(path: Path, content: bytes | Callable[[BinaryIO], None], *,
         with contextlib.suppress(OSError):
             Path(name).unlink()
         raise
+
+
+def in_words(count: float) -> str:
+    """A number of bytes for people: 3.18 TB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 999.5:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:,.3g} TB" if count < 1000 else f"{count:,.0f} TB"

@@ -156,12 +156,15 @@ def test_states_that_cannot_fit_on_the_disk_are_refused_up_front(
     """64·16 + 16 + 16·10 + 10 = 1,210 parameters of 4 bytes: SCAFFOLD keeps 4,840 bytes per client."""
     given = {**EXPERIMENT, "method": "scaffold", "local": {"steps": 1}, "rounds": 1}
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 14_519))
-    with pytest.raises(RunError, match=r"scaffold keeps 0.00484 MB for each client seen: at worst 1.45e-05 GB on disk"):
+    with pytest.raises(
+        RunError, match=r"scaffold keeps 4.84 kB for each client seen: at worst 14.5 kB on disk, and 14.5 kB are free"
+    ):
         fedretain.run(given, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
     monkeypatch.undo()
     with caplog.at_level("INFO", logger="fedretain"):
         fedretain.run(given, out=tmp_path / "run", resume=True)
-    assert "at worst 1.45e-05 GB on disk" in caplog.text
+    assert "at worst 14.5 kB on disk" in caplog.text
 
 
 @pytest.mark.parametrize("every", [1, 3, 1000])

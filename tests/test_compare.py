@@ -105,6 +105,7 @@ def test_default_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: d
 
 STOPS = """
 import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job starts with it ignored
 import torch
 torch.set_num_threads(1)
 import fedretain.engines.loop as loop

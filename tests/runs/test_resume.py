@@ -217,6 +217,7 @@ def test_ctrl_c_saves_the_last_round_and_says_how_to_resume(whole: fedretain.Run
     experiment.write_text(yaml.safe_dump({**EXPERIMENT, "checkpoint": {"every": 100}}))
     script = (
         "import os, signal, sys, torch, fedretain.engines.loop as loop\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a background job starts with it ignored
         "torch.set_num_threads(1)\n"
         "train = loop.LoopEngine.train\n"
         "def interrupted(self, received, cohort, states):\n"

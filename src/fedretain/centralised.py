@@ -1,6 +1,6 @@
 """Centralised example forgetting: the yardstick beside which federated forgetting is large (fedwavg-paper §3.1).
 
-This is the one measure that has to train a model, so it stands apart from the pure functions of this folder.
+This is the one measure that has to train a model, so it stands apart from the pure functions in ``forgetting/``.
 """
 
 from __future__ import annotations

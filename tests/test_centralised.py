@@ -10,15 +10,15 @@ import pytest
 import torch
 
 import fedretain
+from fedretain.centralised import centralised_forgetting
 from fedretain.config import expand_variants, make_experiment
 from fedretain.config.reading import read_yaml
 from fedretain.data import Dataset, from_arrays
 from fedretain.engines.schedule import local_batches
 from fedretain.errors import ConfigError
 from fedretain.experiment import build_world
-from fedretain.forgetting.centralised import centralised_forgetting
 
-TABLE_1 = Path(__file__).parents[2] / "examples" / "forgetting-table1.yaml"
+TABLE_1 = Path(__file__).parents[1] / "examples" / "forgetting-table1.yaml"
 
 
 def noisy_data() -> Dataset:

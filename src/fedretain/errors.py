@@ -28,6 +28,7 @@ class TrainingError(FedretainError):
     def __init__(self, message: str, *, round: int, client: int | None = None) -> None:
         where = f"round {round}" if client is None else f"round {round}, client {client}"
         super().__init__(f"{where}: {message}")
+        self.message = message
         self.round = round
         self.client = client
 

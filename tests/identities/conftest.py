@@ -54,7 +54,9 @@ class Overheard:
     engine: LoopEngine
     played: Played
 
-    def train(self, received: Received, cohort: np.ndarray, states: Any) -> Iterator[Uploads]:
+    def train(
+        self, received: Received, cohort: np.ndarray, states: Any, *, local_models: bool = True
+    ) -> Iterator[Uploads]:
         self.played.received.append(received)
         self.played.uploads.append({})
         for uploads in self.engine.train(received, cohort, states):

@@ -38,6 +38,7 @@ class Uploads(NamedTuple):
 
     clients: np.ndarray
     params: Tensors
+    """The local models; empty where nobody asked for them."""
     delta: Tensors
     buffers: Tensors
     extras: Tensors
@@ -50,12 +51,21 @@ class Engine(Protocol):
     """Trains the participants of a round."""
 
     def train(
-        self, received: Received, cohort: np.ndarray, states: Callable[[int], Tensors | None]
+        self,
+        received: Received,
+        cohort: np.ndarray,
+        states: Callable[[int], Tensors | None],
+        *,
+        local_models: bool = True,
     ) -> Iterator[Uploads]:
         """Yield the uploads of the whole cohort in its order, in chunks of any size.
 
-        ``states(client)`` is the client's kept state, or None when it is seen for the first time.
+        ``states(client)`` is the client's kept state, or None when it is seen for the first time. ``local_models``
+        says whether anybody will look at ``Uploads.params``; they stay empty if not.
         """
+
+    def close(self) -> None:
+        """Give back what the engine holds outside this process."""
 
 
 def forward(world: World, params: Tensors, buffers: Tensors, inputs: Tensor, *, training: bool) -> Tensor:
@@ -78,3 +88,10 @@ def own_of(world: World, client: int, *, steps: int) -> Own:
         state={},
         prepared={},
     )
+
+
+def batch_norm_advice(error: Exception) -> str:
+    """What to do about a batch of one example under batch norm; nothing for other errors."""
+    if "more than 1 value per channel" not in str(error):
+        return ""
+    return "; batch norm needs more than a batch of one example: set local.drop_last or another batch_size"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedretain.data.transforms import crop_flip, draw_crop_flip
-from fedretain.engines.engine import Uploads, World, forward, own_of
+from fedretain.engines.engine import Uploads, World, batch_norm_advice, forward, own_of
 from fedretain.engines.schedule import local_batches
 from fedretain.errors import FedretainError, TrainingError
 from fedretain.methods import Batch, Own, Received
@@ -29,25 +30,29 @@ class LoopEngine:
     world: World
 
     def train(
-        self, received: Received, cohort: np.ndarray, states: Callable[[int], Tensors | None]
+        self,
+        received: Received,
+        cohort: np.ndarray,
+        states: Callable[[int], Tensors | None],
+        *,
+        local_models: bool = True,
     ) -> Iterator[Uploads]:
         """Yield each participant's upload as it is ready."""
         for client in cohort.tolist():
             try:
-                with torch.no_grad():
+                # The sums of a convolution depend on the number of threads; one thread makes them the same everywhere.
+                with torch.no_grad(), one_thread(self.world.federation.device):
                     uploads = self._train_client(received, client, states(client))
             except FedretainError:
                 raise
             except (RuntimeError, ValueError, TypeError, KeyError) as error:
-                advice = (
-                    "; batch norm needs more than a batch of one example: set local.drop_last or another batch_size"
-                    if "more than 1 value per channel" in str(error)
-                    else ""
-                )
                 raise TrainingError(
-                    f"local training failed: {error}{advice}", round=received.round, client=client
+                    f"local training failed: {error}{batch_norm_advice(error)}", round=received.round, client=client
                 ) from error
-            yield uploads
+            yield uploads if local_models else uploads._replace(params={})
+
+    def close(self) -> None:
+        """Nothing is held outside this process."""
 
     def _train_client(self, received: Received, client: int, state: Tensors | None) -> Uploads:
         """Local training, as in the papers: from the received model, through the local steps, to the upload."""
@@ -56,24 +61,11 @@ class LoopEngine:
         batches = local_batches(world.seed, received.round, client, len(numbers), world.local)
         own = own_of(world, client, steps=len(batches))
         own = own._replace(state=method.init_client(received.params, own) if state is None else state)
-        task = LoopTask(world, own.class_counts, _copy(received.buffers), received.round)
+        task = LoopTask(world, own.class_counts, copied(received.buffers), received.round)
         own = own._replace(prepared=method.prepare(received, own, task))
 
-        params = _copy(received.params)
-        optimizer = world.local.build_optimizer()
-        memory = optimizer.init(params)
-        frozen = [name for name in params if method.freezes(name)]
-        losses = []
-        for index, batch in enumerate(self._batches(received.round, client, own.data, numbers, batches)):
-            if method.uses("step"):
-                params, loss = method.step(params, batch, index, received, own, task)
-            else:
-                loss, gradient = self._objective_gradient(params, batch, received, own, task)
-                gradient = method.direction(gradient, params, received, own)
-                params, memory = optimizer.update(params, gradient, memory, task.lr, index)
-            params |= {name: received.params[name] for name in frozen}
-            losses.append(loss)
-
+        batches_of_round = self._batches(received.round, client, own.data, numbers, batches)
+        params, losses = self._local_steps(received, own, task, batches_of_round)
         history = torch.stack(losses)
         _refuse_divergence(history, params, received.round, client, task.lr)
         delta = method.upload(subtract(params, received.params), received, own, task)
@@ -88,6 +80,27 @@ class LoopEngine:
             train_loss=history.mean().unsqueeze(0),
             steps=np.array([len(batches)]),
         )
+
+    def _local_steps(
+        self, received: Received, own: Own, task: LoopTask, batches: Iterator[Batch]
+    ) -> tuple[Tensors, list[Tensor]]:
+        """The local model after all steps, and the loss of each of them."""
+        world, method = self.world, self.world.method
+        params = copied(received.params)
+        optimizer = world.local.build_optimizer()
+        memory = optimizer.init(params)
+        frozen = [name for name in params if method.freezes(name)]
+        losses = []
+        for index, batch in enumerate(batches):
+            if method.uses("step"):
+                params, loss = method.step(params, batch, index, received, own, task)
+            else:
+                loss, gradient = self._objective_gradient(params, batch, received, own, task)
+                gradient = method.direction(gradient, params, received, own)
+                params, memory = optimizer.update(params, gradient, memory, task.lr, index)
+            params |= {name: received.params[name] for name in frozen}
+            losses.append(loss)
+        return params, losses
 
     def _objective_gradient(
         self, params: Tensors, batch: Batch, received: Received, own: Own, task: LoopTask
@@ -149,7 +162,7 @@ class LoopTask:
 
     def loss(self, params: Tensors, batch: Batch, *, training: bool = True) -> Tensor:
         """Mean local objective over a batch; in training mode the running statistics follow."""
-        buffers = self.buffers if training else _copy(self.buffers)
+        buffers = self.buffers if training else copied(self.buffers)
         losses = self.losses(forward(self.world, params, buffers, batch.inputs, training=True), batch.labels)
         if batch.weights is None:
             return losses.mean()
@@ -170,6 +183,20 @@ class LoopTask:
         return Batch(data.inputs[here], data.labels[here], None if data.weights is None else data.weights[here])
 
 
+@contextmanager
+def one_thread(device: torch.device) -> Iterator[None]:
+    """On a CPU, arithmetic in this block runs on one thread."""
+    threads = torch.get_num_threads()
+    if device.type != "cpu" or threads == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def _leaves(params: Tensors) -> Tensors:
     return {name: value.detach().requires_grad_() for name, value in params.items()}
 
@@ -179,7 +206,8 @@ def _gradient(objective: Tensor, leaves: Tensors) -> Tensors:
     return dict(zip(leaves, gradients, strict=True))
 
 
-def _copy(tensors: Tensors) -> Tensors:
+def copied(tensors: Tensors) -> Tensors:
+    """The same values in memory of their own."""
     return {name: value.clone() for name, value in tensors.items()}
 
 

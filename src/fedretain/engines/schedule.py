@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from fedretain.errors import ConfigError
-from fedretain.randomness import stream
+from fedretain.randomness import Streams, stream
 
 if TYPE_CHECKING:
     from fedretain.config import LocalSettings
@@ -51,3 +52,42 @@ def local_batches(seed: int, round: int, client: int, examples: int, local: Loca
         starts = range(0, per_epoch * local.batch_size, local.batch_size)
         batches.extend(order[start : start + local.batch_size] for start in starts)
     return batches[:total]
+
+
+class Schedule(NamedTuple):
+    """The batches of several clients side by side, padded to one shape."""
+
+    positions: np.ndarray
+    """[steps, clients, batch]: which of the client's examples; 0 where there is none."""
+    lengths: np.ndarray
+    """[steps, clients]: how many of these are real; 0 once a client has done all its steps."""
+    steps: np.ndarray
+    """[clients]: how many steps each of them takes."""
+
+
+def schedule(
+    streams: Sequence[tuple[int, int]], round: int, sizes: Sequence[int], local: LocalSettings, room: int
+) -> Schedule:
+    """The batches of ``local_batches`` for several clients, given as (seed, client); ``room`` is the batch's width."""
+    kinds, kind_of = np.unique(np.asarray(sizes), return_inverse=True)
+    totals = np.array([local_steps(size, local) for size in kinds.tolist()])
+    positions = np.zeros((int(totals.max()), len(sizes), room), dtype=np.int64)
+    lengths = np.zeros(positions.shape[:2], dtype=np.int64)
+    shared = Streams("batches")
+    for kind, (size, total) in enumerate(zip(kinds.tolist(), totals.tolist(), strict=True)):
+        (columns,) = np.nonzero(kind_of == kind)
+        per_epoch, width = steps_per_epoch(size, local), min(local.batch_size, size)
+        epochs, used = -(-total // per_epoch), min(size, per_epoch * width)
+        orders = np.empty((len(columns), epochs, size), dtype=np.int64)
+        orders[:] = np.arange(size)
+        for order, column in zip(orders, columns.tolist(), strict=True):
+            seed, client = streams[column]
+            shared.at(seed, round, client).permuted(order, axis=1, out=order)
+        batches = np.zeros((len(columns), epochs, per_epoch * width), dtype=np.int64)
+        batches[..., :used] = orders[..., :used]
+        batches = batches.reshape(len(columns), epochs * per_epoch, width)[:, :total]
+        positions[:total, columns, :width] = batches.transpose(1, 0, 2)
+        real = np.full(per_epoch, width)
+        real[-1] = used - (per_epoch - 1) * width
+        lengths[:total, columns] = np.tile(real, epochs)[:total, None]
+    return Schedule(positions, lengths, totals[kind_of])

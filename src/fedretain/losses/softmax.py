@@ -53,11 +53,15 @@ def contrast(logits: Tensor, present: Tensor | None = None) -> Tensor:
 def present_classes(class_counts: Tensor) -> Tensor:
     """Which classes the client holds; a client that holds none has no such loss.
 
-    The check needs the numbers: it is left out under ``vmap`` and on accelerators, where it would wait for the
-    device at every step (a federation never hands out all-zero counts).
+    The check needs the numbers: it is left out under ``vmap`` and tracing, and on accelerators, where it would wait for
+    the device at every step (a federation never hands out all-zero counts).
     """
     present = class_counts > 0
-    known = class_counts.device.type == "cpu" and not torch._C._functorch.is_functorch_wrapped_tensor(class_counts)
+    known = (
+        class_counts.device.type == "cpu"
+        and not torch._C._functorch.is_functorch_wrapped_tensor(class_counts)
+        and torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is None
+    )
     if known and not bool(present.any(-1).all()):
         raise DataError("all class counts are zero: a client without training data has no class proportions")
     return present

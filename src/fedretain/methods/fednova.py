@@ -80,5 +80,7 @@ class FedNova(Method):
         steps, momentum = own.steps.to(next(iter(received.params.values())).dtype), task.local.momentum
         if momentum:
             return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
+        if not self.proximal:
+            return steps
         shrink = task.lr * self.proximal
-        return steps if not shrink else (1 - (1 - shrink) ** steps) / shrink
+        return (1 - (1 - shrink) ** steps) / shrink

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 import torch
+from torch import Tensor
 
 from fedretain.tensors import Tensors, add_scaled, zeros_like
 
@@ -19,9 +20,9 @@ class LocalOptimizer(Protocol):
         """The state before the first step."""
 
     def update(
-        self, params: Tensors, gradient: Tensors, state: Tensors, lr: float, step: int
+        self, params: Tensors, gradient: Tensors, state: Tensors, lr: float | Tensor, step: int | Tensor
     ) -> tuple[Tensors, Tensors]:
-        """New parameters and state; ``step`` counts from 0 within the round."""
+        """New parameters and state; ``step`` counts from 0 within the round. Engines that trace give tensors."""
 
 
 class SGD(NamedTuple):
@@ -36,7 +37,7 @@ class SGD(NamedTuple):
         return zeros_like(params) if self.momentum else {}
 
     def update(
-        self, params: Tensors, gradient: Tensors, state: Tensors, lr: float, step: int
+        self, params: Tensors, gradient: Tensors, state: Tensors, lr: float | Tensor, step: int | Tensor
     ) -> tuple[Tensors, Tensors]:
         """One step of (momentum) SGD."""
         if self.weight_decay:
@@ -61,9 +62,11 @@ class Adam(NamedTuple):
         return {f"{kind}/{n}": torch.zeros_like(p) for kind in ("m", "v") for n, p in params.items()}
 
     def update(
-        self, params: Tensors, gradient: Tensors, state: Tensors, lr: float, step: int
+        self, params: Tensors, gradient: Tensors, state: Tensors, lr: float | Tensor, step: int | Tensor
     ) -> tuple[Tensors, Tensors]:
         """One bias-corrected step."""
+        if isinstance(step, Tensor):
+            step = step.double()  # 1 − 0.999 in single precision has an error of 3e-5
         correction1 = 1 - self.beta1 ** (step + 1)
         correction2 = 1 - self.beta2 ** (step + 1)
         new_params, new_state = {}, {}
@@ -78,4 +81,4 @@ class Adam(NamedTuple):
             v = self.beta2 * state[f"v/{name}"] + (1 - self.beta2) * g.square()
             new_params[name] = p - lr / correction1 * m / ((v / correction2).sqrt() + self.epsilon)
             new_state[f"m/{name}"], new_state[f"v/{name}"] = m, v
-        return new_params, new_state
+        return new_params, {name: new_state[name] for name in state}

@@ -1,0 +1,89 @@
+"""One client after another like the loop engine, to the same bits, with the steps played from a recording."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from fedretain.engines.engine import World
+from fedretain.engines.functional import Carry, FunctionalModel, Moving, local_step
+from fedretain.engines.loop import LoopEngine, LoopTask, copied
+from fedretain.engines.recording import Recording, RoundWatch, WatchedReceived
+from fedretain.methods import Batch, Own, Received
+from fedretain.tensors import Tensors
+
+WORTH_RECORDING = 3
+"""Steps of one batch size before it is recorded: the odd last batch of a client may never come again."""
+
+
+@dataclass(frozen=True)
+class RecordedEngine(LoopEngine):
+    """The loop engine without its Python time, for models without running statistics and ordinary local steps."""
+
+    recordings: dict[Any, Recording] = field(default_factory=dict)
+    seen: dict[Any, int] = field(default_factory=dict)
+    model: list[FunctionalModel] = field(default_factory=list)
+
+    def _local_steps(
+        self, received: Received, own: Own, task: LoopTask, batches: Iterator[Batch]
+    ) -> tuple[Tensors, list[Tensor]]:
+        """As in the loop engine; a batch size that comes up often is played."""
+        if not recordable(self.world):
+            return super()._local_steps(received, own, task, batches)
+        if not self.model:
+            self.model.append(FunctionalModel(self.world))
+        params = copied(received.params)
+        carry = Carry(params, {}, self.world.local.build_optimizer().init(params))
+        leaves, spec = tree_flatten(carry)
+        fixed = self._fixed(received, own)
+        fixed_leaves, rate = tree_flatten(fixed)[0], torch.tensor(task.lr, dtype=torch.float64)
+        losses = []
+        for index, batch in enumerate(batches):
+            moving = (batch, Moving(torch.tensor(index), rate))
+            recording = self._recording(tree_unflatten(leaves, spec), moving, fixed, received.round)
+            if recording is None:
+                now = tree_unflatten(leaves, spec)
+                carry, loss = local_step(self.world, self.model[0], now, *moving, received, fixed[1])
+                leaves = tree_flatten(carry)[0]
+            else:
+                leaves, loss = recording.play(leaves, tree_flatten(moving)[0], fixed_leaves)
+            losses.append(loss)
+        return tree_unflatten(leaves, spec).params, losses
+
+    def _recording(self, carry: Carry, moving: Any, fixed: Any, round: int) -> Recording | None:
+        key = (moving[0].inputs.shape, fixed[1].data.labels.shape)
+        found = self.recordings.get(key)
+        if found is not None:
+            return found
+        self.seen[key] = self.seen.get(key, 0) + 1
+        if self.seen[key] < WORTH_RECORDING:
+            return None
+        watch = RoundWatch()
+
+        def step(carry: Carry, moving: Any, fixed: Any) -> tuple[Carry, Tensor]:
+            batch, now = moving
+            received = WatchedReceived.of(fixed[0], round, watch)
+            return local_step(self.world, self.model[0], carry, batch, now, received, fixed[1])
+
+        recording = Recording(step, carry, moving, fixed)
+        if not watch.seen:
+            self.recordings[key] = recording
+        return recording
+
+    def _fixed(self, received: Received, own: Own) -> tuple[Any, Own]:
+        """What every step reads; a client's data only where a hook may look at it."""
+        hooks = any(self.world.method.uses(hook) for hook in ("penalty", "direction"))
+        none = own.data.labels[:0]
+        data = own.data if hooks else Batch(none, none)
+        state = dict(sorted(own.state.items()))  # a recording knows its inputs by their order
+        return (received.params, received.buffers, received.server), own._replace(data=data, state=state)
+
+
+def recordable(world: World) -> bool:
+    """Whether the recorded steps are the loop's to the bit."""
+    return not world.method.uses("step") and next(world.model.buffers(), None) is None

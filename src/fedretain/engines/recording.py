@@ -1,0 +1,269 @@
+"""A function of tensors, recorded once for its shapes and played again as a flat list of operations.
+
+Hooks, ``vmap`` and automatic differentiation cost Python time at every step, which for small models is most of the
+time. A recording has none of it: it holds the operations that these led to, forward, backward and update alike.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from fedretain.methods import Received
+from fedretain.tensors import Tensors
+
+aten = torch.ops.aten
+
+
+class Recording:
+    """``function(carry, moving, fixed) -> (carry, result)``, recorded for the shapes of the arguments it is made with.
+
+    It is played on flat lists of tensors: ``carry`` is what every play replaces (its tensors are given up to the
+    recording and may be overwritten), ``moving`` differs from play to play, ``fixed`` stays. Python numbers that the
+    function reads are part of the recording; ``reusable`` is False where one of them holds for one round only.
+    """
+
+    reusable = True
+
+    def __init__(self, function: Callable[..., Any], carry: Any, moving: Any, fixed: Any) -> None:
+        groups = [tree_flatten(part) for part in (carry, moving, fixed)]
+        specs = [spec for _, spec in groups]
+        ends = [len(leaves) for leaves, _ in groups]
+
+        def flat(*leaves: Any) -> list[Any]:
+            parts, start = [], 0
+            for spec, length in zip(specs, ends, strict=True):
+                parts.append(tree_unflatten(list(leaves[start : start + length]), spec))
+                start += length
+            new, result = function(*parts)
+            leaves_out, spec_out = tree_flatten(new)
+            if spec_out != specs[0]:
+                raise TypeError("a recorded step must give back what it was given, under the same names")
+            return [*leaves_out, result]
+
+        with torch.no_grad():
+            module = make_fx(flat)(*(leaf for leaves, _ in groups for leaf in leaves))
+        self.carried = ends[0]
+        simplify(module.graph)
+        if all(leaf.device.type == "cpu" for leaves, _ in groups for leaf in leaves if isinstance(leaf, Tensor)):
+            pool_by_slices(module.graph)
+        update_in_place(module.graph, self.carried)
+        module.graph.eliminate_dead_code()
+        module.recompile()
+        self.module = module
+
+    def play(self, carry: Sequence[Any], moving: Sequence[Any], fixed: Sequence[Any]) -> tuple[list[Any], Tensor]:
+        """The new carry and the result."""
+        *new, result = self.module(*carry, *moving, *fixed)
+        return new, result
+
+
+class RoundWatch:
+    """Notes whether a hook asked for the round's number, which a recording would freeze."""
+
+    seen = False
+
+
+class WatchedReceived(Received):
+    """What the server broadcast, with an eye on its round."""
+
+    watch: RoundWatch
+
+    @classmethod
+    def of(cls, shared: Sequence[Tensors], round: int, watch: RoundWatch) -> WatchedReceived:
+        """From parameters, buffers and the server's part."""
+        params, buffers, server = shared
+        return cls(params, buffers, server, round).watched_by(watch)
+
+    def watched_by(self, watch: RoundWatch) -> WatchedReceived:
+        """The same, watched."""
+        self.watch = watch
+        return self
+
+    @property
+    def round(self) -> int:
+        """The number of the round."""
+        self.watch.seen = True
+        return self[3]
+
+    def _replace(self, **changes: Any) -> WatchedReceived:
+        plain = Received(self.params, self.buffers, self.server, self[3])._replace(**changes)
+        return WatchedReceived.of((plain.params, plain.buffers, plain.server), plain.round, self.watch)
+
+
+def simplify(graph: fx.Graph) -> None:
+    """Drop what does nothing: views to the same shape, a product with 1, a transposition and its inverse."""
+    graph.eliminate_dead_code()
+    for node in graph.nodes:
+        if node.op != "call_function" or not isinstance(node.args[0] if node.args else None, fx.Node):
+            continue
+        source = node.args[0]
+        same = _shape(node) is not None and _shape(node) == _shape(source)
+        if node.target in (aten.view.default, aten.expand.default, aten._unsafe_view.default, aten.reshape.default):
+            if same:
+                node.replace_all_uses_with(source)
+        elif node.target == aten.mul.Scalar and node.args[1] == 1 and same:
+            node.replace_all_uses_with(source)
+        elif node.target == aten.transpose.int and source.target == aten.transpose.int:
+            dimensions = len(_shape(node) or ())
+            if {d % dimensions for d in node.args[1:]} == {d % dimensions for d in source.args[1:]}:
+                node.replace_all_uses_with(source.args[0])
+    graph.eliminate_dead_code()
+
+
+def pool_by_slices(graph: fx.Graph) -> None:
+    """2 × 2 max-pooling as maxima of slices: the same values and gradient, two to three times faster on a CPU.
+
+    Feature maps whose channels lie side by side stay as they are: there PyTorch's own kernel is the fast one.
+    """
+    for node in list(graph.nodes):
+        if node.target != aten.max_pool2d_with_indices.default:
+            continue
+        maps, *window = node.args
+        halves = [list(sides) for sides in window] in ([[2, 2]], [[2, 2], [2, 2]]) and not node.kwargs
+        value = maps.meta.get("val")
+        if not halves or value is None or value.shape[-1] % 2 or value.shape[-2] % 2 or not value.is_contiguous():
+            continue
+        uses = {user: user.args[1] for user in node.users}
+        indices = [user for user, index in uses.items() if index == 1]
+        backward = {user for found in indices for user in found.users}
+        if any(user.target != aten.max_pool2d_with_indices_backward.default for user in backward):
+            continue
+        node.target, node.args = halve, (maps,)
+        for user in backward:
+            user.target, user.args = halve_backward, (user.args[0], maps, user.args[-1])
+
+
+def halve(maps: Tensor) -> tuple[Tensor, Tensor]:
+    """Maximum over 2 × 2 windows, and the maxima of their rows."""
+    rows = torch.maximum(maps[..., 0::2], maps[..., 1::2])
+    return torch.maximum(rows[..., 0::2, :], rows[..., 1::2, :]), rows
+
+
+def halve_backward(gradient: Tensor, maps: Tensor, rows: Tensor) -> Tensor:
+    """The gradient goes to the first maximum in reading order, as in ``max_pool2d``.
+
+    g·[b > a] is the gradient of b in max(a, b) where a comes first; g minus that is a's.
+    """
+    by_row, by_pixel = torch.empty_like(rows), torch.empty_like(maps)
+    _share(gradient, rows[..., 0::2, :], rows[..., 1::2, :], by_row[..., 0::2, :], by_row[..., 1::2, :])
+    _share(by_row, maps[..., 0::2], maps[..., 1::2], by_pixel[..., 0::2], by_pixel[..., 1::2])
+    return by_pixel
+
+
+def _share(gradient: Tensor, first: Tensor, second: Tensor, to_first: Tensor, to_second: Tensor) -> None:
+    above = aten.threshold_backward(gradient, second - first, 0)
+    to_second.copy_(above)
+    torch.sub(gradient, above, out=to_first)
+
+
+def update_in_place(graph: fx.Graph, carried: int) -> None:
+    """w − η·g without new memory: ``g.mul_(η)``, then ``w.sub_(g)``; the same bits as ``w - lr * g``.
+
+    Only where nothing reads the old w afterwards and g has no other reader.
+    """
+    order = {node: position for position, node in enumerate(graph.nodes)}
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    (output,) = (node for node in graph.nodes if node.op == "output")
+    outputs = output.args[0]
+    for index in range(carried):
+        old, new = placeholders[index], outputs[index]
+        if not isinstance(new, fx.Node) or new.target != aten.sub.Tensor or new.kwargs or new.args[0] is not old:
+            continue
+        change = new.args[1]
+        if not (isinstance(change, fx.Node) and change.target == aten.mul.Tensor and set(change.users) == {new}):
+            continue
+        rate, gradient = change.args
+        if not (isinstance(gradient, fx.Node) and isinstance(rate, fx.Node) and isinstance(old, fx.Node)):
+            continue
+        if set(new.users) != {output} or any(order[user] > order[new] for user in _readers(old)):
+            continue
+        if _shape(gradient) != _shape(old) or _type(gradient) != _type(old):
+            continue
+        owned = set(gradient.users) == {change} and _fresh(gradient)
+        with graph.inserting_before(new):
+            if owned:
+                change.target, change.args = aten.mul_.Tensor, (gradient, rate)
+        new.target = aten.sub_.Tensor
+
+
+_VIEWS = frozenset(
+    {
+        aten.view.default,
+        aten._unsafe_view.default,
+        aten.expand.default,
+        aten.transpose.int,
+        aten.t.default,
+        aten.permute.default,
+        aten.unsqueeze.default,
+        aten.squeeze.dims,
+        aten.squeeze.dim,
+        aten.select.int,
+        aten.slice.Tensor,
+        aten.alias.default,
+        aten.detach.default,
+        aten.as_strided.default,
+        aten.reshape.default,
+        aten.unbind.int,
+        aten.split.Tensor,
+        operator.getitem,
+    }
+)
+
+
+def _readers(node: fx.Node) -> set[fx.Node]:
+    """Everything that reads a node's memory, through views too."""
+    found: set[fx.Node] = set()
+    waiting = list(node.users)
+    while waiting:
+        user = waiting.pop()
+        if user not in found:
+            found.add(user)
+            if user.target in _VIEWS:
+                waiting.extend(user.users)
+    return found
+
+
+_FRESH = frozenset(
+    {
+        aten.bmm.default,
+        aten.mm.default,
+        aten.add.Tensor,
+        aten.sub.Tensor,
+        aten.mul.Tensor,
+        aten.div.Tensor,
+        aten.neg.default,
+        aten.sum.dim_IntList,
+    }
+)
+
+
+def _fresh(node: fx.Node) -> bool:
+    """Whether a node's memory is its own, through views that nobody else holds."""
+    while node.target in _VIEWS and node.target is not aten.expand.default:
+        source = node.args[0]
+        if not isinstance(source, fx.Node):
+            return False
+        if node.target is operator.getitem:
+            return source.target == aten.convolution_backward.default and len(node.users) == 1
+        if set(source.users) != {node}:
+            return False
+        node = source
+    return node.target in _FRESH
+
+
+def _shape(node: Any) -> tuple[int, ...] | None:
+    value = node.meta.get("val", node.meta.get("tensor_meta")) if isinstance(node, fx.Node) else None
+    shape = getattr(value, "shape", None)
+    return None if shape is None else tuple(shape)
+
+
+def _type(node: fx.Node) -> Any:
+    value = node.meta.get("val", node.meta.get("tensor_meta"))
+    return getattr(value, "dtype", None)

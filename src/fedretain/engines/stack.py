@@ -1,0 +1,179 @@
+"""Several clients side by side: their data, batches and states as tensors with a leading client axis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedretain.data.federation import Federation
+from fedretain.data.transforms import crop_flip, draw_crop_flip
+from fedretain.engines.engine import World
+from fedretain.engines.schedule import Schedule, schedule
+from fedretain.methods import Batch, Method, Own
+from fedretain.randomness import stream
+from fedretain.tensors import Tensors
+
+CLIENT_HOOKS = ("init_client", "prepare", "penalty", "direction", "step", "upload", "finish")
+"""The hooks that are given a client's own data and state."""
+
+
+class Member(NamedTuple):
+    """One client of one experiment."""
+
+    world: World
+    client: int
+    state: Tensors | None
+    """What it kept from its last round; None when it is seen for the first time."""
+
+    @property
+    def examples(self) -> int:
+        """How many training examples it holds."""
+        offsets = self.world.federation.train.offsets
+        return int(offsets[self.client + 1] - offsets[self.client])
+
+
+class Stack(NamedTuple):
+    """What a round needs to know of several clients."""
+
+    members: Sequence[Member]
+    plan: Schedule
+    sizes: np.ndarray
+    numbers: Tensor
+    """[clients, room]: which examples of the dataset each client holds; the first one again where there is none."""
+    own: Own
+    draws: Tensor | None
+    """[steps, clients, batch, 3]: the random numbers of the augmentation."""
+
+    def batch(self, step: int) -> Batch:
+        """The batches of a step; ``weights`` only where some are shorter than others."""
+        federation, at = self.members[0].world.federation, self.rows[step]
+        weights = None if self.full[step] else self.real[step]
+        if self.draws is None:
+            inputs, labels = self.own.data.inputs.flatten(0, 1), self.own.data.labels.flatten(0, 1)
+            return Batch(inputs[at], labels[at], weights)
+        chosen = self.numbers.flatten()[at]
+        draws, raw = self.draws[step], federation.inputs[chosen]
+        cropped = crop_flip(raw.flatten(0, 1), draws.flatten(0, 1)).reshape(raw.shape)
+        return Batch(federation.normalise(cropped), federation.labels[chosen], weights)
+
+    rows: Tensor
+    """[steps, clients, batch]: positions in the clients' data laid end to end."""
+    real: Tensor
+    """[steps, clients, batch]: 1 for an example, 0 for padding."""
+    full: Sequence[bool]
+    """[steps]: whether no client's batch has padding."""
+
+
+def stack(members: Sequence[Member], round: int) -> Stack:
+    """Put clients side by side; their examples go to one shape, with weight 0 for padding."""
+    world = members[0].world
+    federation, local = world.federation, world.local
+    sizes = np.array([member.examples for member in members])
+    even = _all_alike(federation)
+    room = int(sizes.max()) if even else roomy(int(sizes.max()))
+    width = min(local.batch_size, room)
+    plan = schedule([(m.world.seed, m.client) for m in members], round, sizes.tolist(), local, width)
+
+    numbers = np.empty((len(members), room), dtype=np.int64)
+    for row, member in zip(numbers, members, strict=True):
+        held = member.world.federation.train[member.client]
+        row[: len(held)] = held
+        row[len(held) :] = held[0]
+    at = federation.on_device(numbers)
+    real = torch.from_numpy(np.arange(room) < sizes[:, None]).to(federation.device)
+    labels = federation.labels[at]
+    classes = torch.zeros(len(members), federation.classes, dtype=torch.int64, device=federation.device)
+    classes.scatter_add_(1, labels, real.to(torch.int64))
+    dtype = federation.normalise.dtype
+    augmented = local.augment != "none"
+    needs_data = not augmented or any(world.method.uses(hook) for hook in CLIENT_HOOKS)
+    inputs = federation.normalise(federation.inputs[at]) if needs_data else labels
+    own = Own(
+        data=Batch(inputs, labels, None if bool((sizes == room).all()) else real.to(dtype)),
+        class_counts=classes,
+        examples=torch.from_numpy(sizes).to(federation.device),
+        steps=torch.from_numpy(plan.steps).to(federation.device),
+        state={},
+        prepared={},
+    )
+    offsets = np.arange(len(members))[None, :, None] * room
+    taken = np.arange(width) < plan.lengths[..., None]
+    return Stack(
+        members,
+        plan,
+        sizes,
+        at,
+        own,
+        _augmentation(members, round, plan) if augmented else None,
+        federation.on_device(plan.positions + offsets),
+        torch.from_numpy(taken).to(federation.device, dtype),
+        (plan.lengths == width).all(1).tolist(),
+    )
+
+
+def kept_states(members: Sequence[Member], fresh: Tensors, room: int, per_example: frozenset[str]) -> Tensors:
+    """The states that the clients kept, and the ``fresh`` one of those seen for the first time."""
+    if all(member.state is None for member in members):
+        return fresh
+    columns: Tensors = {}
+    for name, values in fresh.items():
+        kept = []
+        for index, member in enumerate(members):
+            value = values[index] if member.state is None else member.state[name]
+            if name in per_example and len(value) < room:
+                value = torch.cat([value, value.new_zeros((room - len(value), *value.shape[1:]))])
+            kept.append(value)
+        columns[name] = torch.stack(kept)
+    return columns
+
+
+def per_example_state(method: Method, params: Tensors, federation: Federation) -> frozenset[str]:
+    """The names of the states that hold one entry per training example: those whose length follows the client's."""
+    shapes: list[dict[str, torch.Size]] = []
+    for examples in (2, 3):
+        device, shape = federation.device, (examples, *federation.shape)
+        data = Batch(
+            torch.zeros(shape, dtype=federation.normalise.dtype, device=device),
+            torch.zeros(examples, dtype=torch.int64, device=device),
+        )
+        counts = torch.zeros(federation.classes, dtype=torch.int64, device=device)
+        number = torch.tensor(examples, device=device)
+        state = method.init_client(params, Own(data, counts + examples, number, number, {}, {}))
+        shapes.append({name: value.shape for name, value in state.items()})
+    return frozenset(name for name, shape in shapes[0].items() if shapes[1][name] != shape)
+
+
+def in_buckets(steps: np.ndarray, cost: Callable[[int], float]) -> list[np.ndarray]:
+    """Positions of clients, sorted by their steps and cut into equal parts, so that few wait for one that takes more.
+
+    ``cost(clients)`` is the time of a step with so many clients; the cheapest number of parts among 1, 2, 4 and 8 wins.
+    """
+    order = np.argsort(-steps, kind="stable")
+    candidates = [np.array_split(order, parts) for parts in (1, 2, 4, 8) if parts <= len(order)]
+    return min(candidates, key=lambda parts: sum(int(steps[part].max()) * cost(len(part)) for part in parts))
+
+
+def roomy(size: int) -> int:
+    """The next of 1, 2, 3, 4, 6, 8, 12, 16, …: few different shapes, at most half as much again."""
+    power = 1 << max(0, size - 1).bit_length()
+    return power * 3 // 4 if power >= 4 and size <= power * 3 // 4 else power
+
+
+def _all_alike(federation: Federation) -> bool:
+    sizes = federation.train.sizes
+    return bool((sizes == sizes[0]).all())
+
+
+def _augmentation(members: Sequence[Member], round: int, plan: Schedule) -> Tensor:
+    """The draws of ``LoopEngine``: one stream per client, as long and wide as that client's own batches."""
+    steps, clients, width = plan.positions.shape
+    draws = np.zeros((steps, clients, width, 3), dtype=np.int64)
+    for column, member in enumerate(members):
+        own_steps, widest = int(plan.steps[column]), int(plan.lengths[:, column].max())
+        rng = stream(member.world.seed, "augment", round, member.client)
+        draws[:own_steps, column, :widest] = draw_crop_flip(rng, own_steps, widest)
+    return torch.from_numpy(draws).to(members[0].world.federation.device)

@@ -59,26 +59,18 @@ class RunDirectory:
         run = cls(path, experiment)
         with _explained(path):
             path.mkdir(parents=True, exist_ok=True)
-            lock = (path / ".lock").open("wb")
-        try:
+        with locked(path):
             try:
+                run._admit(resume)
                 with _explained(path):
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise RunError(
-                    f"{path}: another process is writing to this run; wait for it or use another --out"
-                ) from None
-            run._admit(resume)
-            with _explained(path):
-                for leftover in path.rglob(".*.tmp"):
-                    leftover.unlink()
-                write_atomically(path / "config.yaml", experiment.as_yaml().encode())
-            yield run
-        finally:
-            if run._log is not None:
-                with contextlib.suppress(OSError):
-                    run._log.close()
-            lock.close()
+                    for leftover in path.rglob(".*.tmp"):
+                        leftover.unlink()
+                    write_atomically(path / "config.yaml", experiment.as_yaml().encode())
+                yield run
+            finally:
+                if run._log is not None:
+                    with contextlib.suppress(OSError):
+                        run._log.close()
 
     def _admit(self, resume: bool) -> None:
         """Whether this directory may hold this experiment."""
@@ -194,6 +186,24 @@ class RunDirectory:
         self._saved_round = checkpoint.state.round
         self._saved_at = time.monotonic()
         self._save_cost = self._saved_at - started
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Keep every other process from writing to this run directory."""
+    with _explained(path):
+        lock = (path / ".lock").open("wb")
+    try:
+        try:
+            with _explained(path):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(
+                f"{path}: another process is writing to this run; wait for it or use another --out"
+            ) from None
+        yield
+    finally:
+        lock.close()
 
 
 @contextlib.contextmanager

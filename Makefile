@@ -41,5 +41,5 @@ $(VENV)/core: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/dev: $(VENV)/core
-	$(PIP) --editable '.[hub,figures,dev]'
+	$(PIP) --editable '.[hub,figures,board,track,dev]'
 	touch $@

@@ -15,7 +15,12 @@ from fedretain.data.sources import DATASETS, locate
 from fedretain.runs.environment import package_versions
 from fedretain.version import __version__
 
-EXTRAS = {"hub": ("datasets", "huggingface_hub"), "figures": ("matplotlib",)}
+EXTRAS = {
+    "hub": ("datasets", "huggingface_hub"),
+    "figures": ("matplotlib",),
+    "board": ("starlette", "uvicorn"),
+    "track": ("tensorboard", "mlflow", "wandb"),
+}
 
 
 class Finding(NamedTuple):

@@ -48,7 +48,11 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         report_runs.write_run(folder / "ce", config),
         report_runs.write_run(folder / "wsm", {**config, "loss": {"name": HOSTILE}}, forgetting=0.02),
     ]
+    measured = report_runs.write_run(folder / "measured", {**config, "seed": 3})
+    report_runs.write_measures(measured)
     return {
+        "measured": write_report([measured], measured / "report.html"),
+        "further": write_report([measured, runs[1]], folder / "further.html"),
         "run": write_report(runs[:1], runs[0] / "report.html"),
         "comparison": write_report(runs, folder / "report.html"),
     }
@@ -97,7 +101,7 @@ def downloaded(page: Any, caption: str) -> tuple[str, list[list[str]]]:
         return saved.value.suggested_filename, list(csv.reader(file))
 
 
-@pytest.mark.parametrize("name", ["run", "comparison"])
+@pytest.mark.parametrize("name", ["run", "comparison", "measured", "further"])
 def test_the_page_opens_from_a_file_without_error_or_network(browser: Any, pages: dict[str, Path], name: str) -> None:
     """Also: nothing sticks out sideways, and names that look like markup are shown, not obeyed."""
     page, troubles = opened(browser, pages[name])
@@ -243,5 +247,45 @@ def test_seeds_download_with_mean_and_deviation_and_names_as_written(browser: An
         ["loss=ce", "1", "30", "14.142136", "2"],
         [f'loss=a "b", {HOSTILE}', "1", "50", "", ""],
     ]
+    assert troubles == []
+    page.close()
+
+
+def test_pictures_of_further_measures_download_with_the_numbers_of_the_arrays(
+    browser: Any, pages: dict[str, Path]
+) -> None:
+    """The arrays of the conftest: classes by round, the range of drift, cosines of both rounds behind the slider."""
+    page, troubles = opened(browser, pages["measured"])
+    _, accuracy = downloaded(page, "Which classes the global model knows: test accuracy by class")
+    assert accuracy == [
+        ["class", "communication round", "accuracy (%)"],
+        *(["zero", "2", "90"], ["zero", "4", "100"], ["one", "2", "50"], ["one", "4", "0"], ["two", "2", "0"]),
+        ["two", "4", ""],
+    ]
+    _, holders = downloaded(page, "Who was there: participants that hold each class")
+    assert [line[2] for line in holders[1:]] == ["2", "2", "1", "1", "0", "2"]
+    _, norms = downloaded(page, "Client drift: how far local training moves the model")
+    assert norms[0][3:] == ["least participant", "greatest participant"]
+    assert norms[1:] == [["mean", "2", "2", "1", "3"], ["mean", "4", "2", "2", "2"]]
+    _, cosines = downloaded(page, "Which clients move the model the same way: cosines of their changes")
+    assert cosines[0] == ["round", "change by client i", "change by client j", "cosine"]
+    assert cosines[2] == ["2", "0", "2", "-0.25"]
+    assert cosines[-2] == ["4", "2", "0", "0.75"]
+    _, increase = downloaded(page, "Loss increase: what local training costs the previous round's clients")
+    assert increase[1:] == [["mean", "2", "0.5", "0.5", "0.5"], ["mean", "4", "0.1", "-0.1", "0.3"]]
+    _, fisher = downloaded(page, "Fisher agreement: whether pseudo data know which parameters earlier data need")
+    assert fisher[1:] == [["mean", "2", "0.4", "0.2", "0.6"], ["mean", "4", "0.5", "0.5", "0.5"]]
+    assert troubles == []
+    page.close()
+
+
+def test_the_slider_of_the_cosines_moves_them_alone(browser: Any, pages: dict[str, Path]) -> None:
+    page, troubles = opened(browser, pages["measured"])
+    section = page.locator("section", has=page.get_by_text("Who pulls in the same direction", exact=True))
+    shown = "[...document.querySelectorAll('.chart')].find(c => c.data[0].zmin === -1).data[0].z[0][1]"
+    assert page.evaluate(shown) == 0.75
+    section.locator(".slider input").press("Home")
+    assert page.evaluate(shown) == -0.25
+    assert page.locator("figure.absent").count() == 0
     assert troubles == []
     page.close()

@@ -23,7 +23,7 @@ CONFIG: dict[str, Any] = {
     "method": {"name": "fedavg"},
     "local": {"optimizer": "sgd", "lr": 0.1, "epochs": 20},
     "server": {"lr": 1.0},
-    "evaluate": {"every": 1},
+    "evaluate": {"every": 1, "targets": [0.5, 0.9], "reference": None},
     "forgetting": {"every": 2, "clients": "cohort"},
 }
 CLASS_COUNTS = np.array([[9, 1, 0], [0, 5, 5], [2, 2, 6]])
@@ -45,6 +45,8 @@ def metrics(accuracies: list[float], forgetting: float = 0.1) -> list[dict[str, 
             "upload_bytes": 2_000_000,
             "download_bytes": 1_000_000,
             "seconds": 0.5,
+            "evaluate_seconds": 0.25,
+            "measure_seconds": 0.0 if round % 2 else 0.5,
             "clients": {"id": [0, 2], "train_loss": [0.5, 0.7], "weight": [0.5, 0.5], "examples": [10, 10]},
         }
         if round % 2 == 0:
@@ -90,6 +92,51 @@ def write_forgetting(path: Path, round: int, models: list[int], data: list[int],
         after=before[:, None] - forgetting,
         forgetting=forgetting,
     )
+
+
+def write_measures(path: Path) -> None:
+    """What ``forgetting.measures`` leaves of rounds 2 and 4, between clients 0 and 2: arrays, and numbers in the log.
+
+    Class "two" vanishes in round 2 while nobody holds it (0.5 → 0), "one" in round 4 with one holder (0.4 → 0).
+    """
+    arrays: dict[int, dict[str, dict[str, Any]]] = {
+        2: {
+            "classes": {
+                "before": [0.8, 0.4, 0.5],
+                "after": [[0.9, 0.7], [0.3, 0.6], [0.0, 0.1]],
+                "aggregated": [0.9, 0.5, 0.0],
+                "held": [[True, True], [False, True], [False, False]],
+            },
+            "drift": {"norms": [1.0, 3.0], "cosines": [[1.0, -0.25], [-0.25, 1.0]]},
+            "loss_increase": {"data": [1], "loss_increase": [0.5]},
+            "fisher": {"data": [1], "agreement": [0.2, 0.6]},
+        },
+        4: {
+            "classes": {
+                "before": [0.9, 0.4, np.nan],
+                "after": [[0.9, 0.9], [0.0, 0.2], [np.nan, np.nan]],
+                "aggregated": [1.0, 0.0, np.nan],
+                "held": [[True, True], [False, True], [True, True]],
+            },
+            "drift": {"norms": [2.0, 2.0], "cosines": [[1.0, 0.75], [0.75, 1.0]]},
+            "loss_increase": {"data": [0, 2], "loss_increase": [-0.1, 0.3]},
+            "fisher": {"data": [0, 2], "agreement": [np.nan, 0.5]},
+        },
+    }
+    numbers = {
+        2: {"class_forgetting_held": 0.05, "class_forgetting_absent": 0.3, "drift_norm": 2.0, "drift_cosine": -0.25},
+        4: {"class_forgetting_held": 0.0, "class_forgetting_absent": 0.4, "drift_norm": 2.0, "drift_cosine": 0.75},
+    }
+    numbers[2] |= {"vanished_classes": 1, "loss_increase": 0.5, "fisher_agreement": 0.4}
+    numbers[4] |= {"vanished_classes": 1, "loss_increase": 0.1, "fisher_agreement": 0.5}
+    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    rows = [{**row, **numbers.get(row["round"], {})} for row in rows]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for round, measures in arrays.items():
+        for measure, found in measures.items():
+            (path / measure).mkdir(exist_ok=True)
+            named = {"models": np.array([0, 2]), **{name: np.array(value) for name, value in found.items()}}
+            np.savez(path / measure / f"round-{round:06d}.npz", **named)
 
 
 def write_run(

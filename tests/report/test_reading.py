@@ -139,6 +139,22 @@ def test_a_damaged_matrix_is_named(make_run: MakeRun) -> None:
         read_forgetting(read_run(path), 4)
 
 
+def test_with_a_list_for_problems_the_rest_is_read(make_run: MakeRun) -> None:
+    """Half a partition, half a matrix and a damaged third line: rounds 1 and 2 and the other matrix remain."""
+    path = make_run()
+    for name in ("partition.npz", "forgetting/round-000002.npz"):
+        content = (path / name).read_bytes()
+        (path / name).write_bytes(content[: len(content) // 2])
+    lines = (path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (path / "metrics.jsonl").write_text("".join([*lines[:2], "damaged\n", lines[3]]))
+    (path / "summary.json").write_text("[1]")
+    problems: list[str] = []
+    run = read_run(path, problems)
+    assert (run.last_round, list(run.forgetting_files), run.class_counts, run.summary) == (2, [4], None, None)
+    named = ("partition.npz", "metrics.jsonl, line 3", "round-000002.npz", "summary.json")
+    assert [name in problem for name, problem in zip(named, problems, strict=True)] == [True] * 4
+
+
 def test_an_array_that_would_run_code_when_loaded_is_refused(make_run: MakeRun) -> None:
     path = make_run()
     np.savez(path / "partition.npz", class_counts=np.array([[1], ["x", 2]], dtype=object))

@@ -47,7 +47,7 @@ COLUMNS = (
     Column("final_accuracy", "final accuracy (%)", True, scale=100),
     Column("mean_forgetting", "mean client forgetting (points)", False, scale=100),
     Column("forgettable_examples", "forgettable examples (a round)", False),
-    Column("seconds", "seconds", False),
+    Column("seconds", "seconds training", False),
     Column("upload_bytes", "sent up (MB)", False, scale=1e-6, digits=2),
     Column("download_bytes", "sent down (MB)", False, scale=1e-6, digits=2),
 )
@@ -177,19 +177,19 @@ def _flatten(config: Mapping[str, Any], whole: set[str], prefix: str = "") -> di
         if isinstance(value, Mapping) and path not in whole:
             flat |= _flatten(value, whole, f"{path}.")
         elif prefix and key in ("name", "kind") and prefix[:-1] not in flat:
-            flat[prefix[:-1]] = _text(value)
+            flat[prefix[:-1]] = setting_text(value)
         else:
-            flat[path] = _text(value)
+            flat[path] = setting_text(value)
     return flat
 
 
-def _text(value: Any) -> str:
+def setting_text(value: Any) -> str:
     """A config value as a reader would write it: ``fedprox(mu=0.1) + fedwavg``, ``0.1``, ``none``."""
     if isinstance(value, list):
         parts_are_named = value and all(isinstance(part, Mapping) and "name" in part for part in value)
-        return " + ".join(map(_text, value)) if parts_are_named else f"[{', '.join(map(_text, value))}]"
+        return " + ".join(map(setting_text, value)) if parts_are_named else f"[{', '.join(map(setting_text, value))}]"
     if isinstance(value, Mapping):
-        parameters = ", ".join(f"{key}={_text(part)}" for key, part in value.items() if key != "name")
+        parameters = ", ".join(f"{key}={setting_text(part)}" for key, part in value.items() if key != "name")
         name = str(value.get("name", ""))
         return f"{name}({parameters})" if parameters else name
     if value is None:

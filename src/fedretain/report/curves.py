@@ -42,6 +42,48 @@ CURVES = (
         "training examples",
     ),
 )
+MEASURE_CURVES = (
+    Curve(
+        "class_forgetting_absent",
+        "class-forgetting-absent",
+        "Class forgetting: accuracy that local training costs on classes that the client does not hold",
+        "forgetting (percentage points)",
+        100.0,
+    ),
+    Curve(
+        "class_forgetting_held",
+        "class-forgetting-held",
+        "Class forgetting: accuracy that local training costs on classes that the client holds",
+        "forgetting (percentage points)",
+        100.0,
+    ),
+    Curve(
+        "vanished_classes",
+        "vanished-classes",
+        "Vanished classes: recognised before the round, not at all after it",
+        "classes",
+    ),
+    Curve("drift_norm", "drift-norm", "Client drift: how far local training moves the model", "length of the change"),
+    Curve(
+        "drift_cosine",
+        "drift-cosine",
+        "Client drift: whether the clients move the model the same way",
+        "cosine of two clients' changes",
+    ),
+    Curve(
+        "loss_increase",
+        "loss-increase",
+        "Loss increase: what local training costs the previous round's clients",
+        "mean loss per example (nats)",
+    ),
+    Curve(
+        "fisher_agreement",
+        "fisher-agreement",
+        "Fisher agreement: whether pseudo data know which parameters earlier data need",
+        "correlation",
+    ),
+)
+"""What ``forgetting.measures`` adds to the log; drawn where it was measured."""
 COMMUNICATION_TITLE = "Accuracy on the test data against the data sent between server and clients"
 COMMUNICATION_UNIT = "sent so far, both ways (MB = 10⁶ bytes)"
 

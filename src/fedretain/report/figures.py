@@ -10,7 +10,7 @@ from __future__ import annotations
 import colorsys
 import html
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -178,6 +178,33 @@ def traffic_figure(run: RunData) -> Any:
             line.line.dash = LINE_DASHES[number]
             figure.add_trace(line)
     figure.update_yaxes(rangemode="tozero")
+    return _whole_rounds(figure)
+
+
+def range_figure(
+    title: str, unit: str, name: str, of_what: str, by_round: Mapping[int, Sequence[float]], mean: Sequence[float]
+) -> Any:
+    """A mean against rounds in the range of the values that it is the mean of; ``of_what`` are these, in words."""
+    figure = blank_figure(title, "communication round", unit)
+    rounds = list(by_round)
+    low, high = ([pick(values) for values in by_round.values()] for pick in (min, max))
+    figure.add_trace(_band(f"least to greatest {of_what}", rounds, low, high, legend=True))
+    line = _line(name, rounds, mean)
+    line.meta = {
+        f"least {of_what}": [round(value, 6) for value in low],
+        f"greatest {of_what}": [round(value, 6) for value in high],
+    }
+    figure.add_trace(line)
+    return _whole_rounds(figure)
+
+
+def lines_figure(title: str, unit: str, lines: Mapping[str, tuple[Sequence[int], Sequence[float]]]) -> Any:
+    """Several numbers of one unit against rounds, each with its name."""
+    figure = blank_figure(title, "communication round", unit)
+    for number, (name, (rounds, values)) in enumerate(lines.items()):
+        if rounds:
+            figure.add_trace(_line(name, rounds, values, number))
+    figure.update_layout(showlegend=True)
     return _whole_rounds(figure)
 
 

@@ -1,9 +1,9 @@
 // Draws the figures of the page, lets a section's slider choose the round that its heatmaps show, and saves the data of
-// a figure as CSV.
+// a figure as CSV. A page whose content changes while it is open calls `report.show` with the new figures.
 "use strict";
-(() => {
-  const figures = JSON.parse(document.getElementById("figures").textContent);
-  const charts = [...document.querySelectorAll(".chart")];
+const report = (() => {
+  let figures = [];
+  const charts = () => [...document.querySelectorAll(".chart")];
   const settings = { responsive: true, displaylogo: false };
 
   function draw(chart) {
@@ -12,28 +12,21 @@
     const traces = data.map((trace, n) => ({ ...trace, ...(frame ? frame.data[n] : {}) }));
     const ink = getComputedStyle(document.body).color;
     chart.closest("figure").classList.toggle("absent", "round" in chart.dataset && !frame);
-    const shown = { ...layout, font: { ...layout.font, color: ink } };
+    // What a reader zoomed into stays when a curve grows; another round of a heatmap starts afresh.
+    const shown = { ...layout, font: { ...layout.font, color: ink }, uirevision: chart.dataset.round ?? "curve" };
     for (const [axis, range] of Object.entries(frame?.layout ?? {})) {
       shown[axis] = { ...layout[axis], ...range };
     }
     return Plotly.react(chart, traces, shown, settings);
   }
 
-  for (const slider of document.querySelectorAll(".slider")) {
-    const input = slider.querySelector("input");
-    const output = slider.querySelector("output");
-    const rounds = JSON.parse(slider.dataset.rounds);
+  // Takes over the round that the slider stands at; returns the charts that it concerns.
+  function choose(slider) {
+    const round = String(JSON.parse(slider.dataset.rounds)[Number(slider.querySelector("input").value)]);
+    slider.querySelector("output").textContent = round;
     const sliding = [...slider.parentElement.querySelectorAll(".chart")];
-    const choose = (redraw) => {
-      const round = String(rounds[Number(input.value)]);
-      output.textContent = round;
-      for (const chart of sliding) {
-        chart.dataset.round = round;
-        if (redraw) draw(chart);
-      }
-    };
-    input.addEventListener("input", () => choose(true));
-    choose(false);
+    for (const chart of sliding) chart.dataset.round = round;
+    return sliding;
   }
 
   // Plotly reads a little HTML, so the figures' texts are escaped; a file shows them as written.
@@ -43,10 +36,11 @@
   function records({ data, layout, frames = [] }) {
     const [x, y] = [layout.xaxis.title.text, layout.yaxis.title.text];
     if (data[0]?.type === "heatmap") {
-      const cells = frames.flatMap(({ name, data: [map] }) =>
-        map.y.flatMap((row, i) => map.x.map((column, k) => [name, row, column, map.z[i][k]])),
-      );
-      return [["round", y, x, data[0].colorbar.title.text], ...cells];
+      const cells = (map, ...before) =>
+        map.y.flatMap((row, i) => map.x.map((column, k) => [...before, plain(row), column, map.z[i][k]]));
+      const head = [y, x, data[0].colorbar.title.text];
+      if (frames.length === 0) return [head, ...cells(data[0])];
+      return [["round", ...head], ...frames.flatMap(({ name, data: [map] }) => cells(map, name))];
     }
     if (data[0]?.type === "bar") {
       const bars = data.filter((trace) => trace.type === "bar");
@@ -72,21 +66,36 @@
     return rows.map((row) => `${row.map(cell).join(",")}\n`).join("");
   }
 
-  for (const button of document.querySelectorAll("button.data")) {
-    const figure = button.closest("figure");
-    button.addEventListener("click", () => {
-      const content = csv(records(figures[Number(figure.querySelector(".chart").dataset.figure)]));
-      const link = document.createElement("a");
-      const words = figure.querySelector("figcaption").textContent.toLowerCase().match(/[\p{L}\p{N}]+/gu) ?? [];
-      link.download = `${words.join("-").slice(0, 80) || "data"}.csv`;
-      link.href = URL.createObjectURL(new Blob([content], { type: "text/csv;charset=utf-8" }));
-      link.click();
-      setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
-    });
+  function save(figure) {
+    const content = csv(records(figures[Number(figure.querySelector(".chart").dataset.figure)]));
+    const link = document.createElement("a");
+    const words = figure.querySelector("figcaption").textContent.toLowerCase().match(/[\p{L}\p{N}]+/gu) ?? [];
+    link.download = `${words.join("-").slice(0, 80) || "data"}.csv`;
+    link.href = URL.createObjectURL(new Blob([content], { type: "text/csv;charset=utf-8" }));
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
   }
 
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => charts.forEach(draw));
-  Promise.all(charts.map(draw)).then(() => {
+  // Draws the charts that are in the page now; those drawn before are changed in place.
+  async function show(next) {
+    figures = next;
+    for (const slider of document.querySelectorAll(".slider")) choose(slider);
+    await Promise.all(charts().map(draw));
     document.documentElement.dataset.drawn = "yes";
+  }
+
+  document.addEventListener("input", (event) => {
+    const slider = event.target.closest(".slider");
+    if (slider) choose(slider).forEach(draw);
   });
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("button.data");
+    if (button) save(button.closest("figure"));
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => charts().forEach(draw));
+  return { show };
 })();
+{
+  const embedded = document.getElementById("figures");
+  if (embedded) report.show(JSON.parse(embedded.textContent));
+}

@@ -72,8 +72,7 @@ def _render(title: str, introduction: str, sections: Sequence[Section]) -> str:
     graph_objects()  # says how to install plotly where it is missing
     from plotly.offline import get_plotlyjs
 
-    specs: list[dict[str, Any]] = []
-    body = "".join(_section(section, specs) for section in sections)
+    body, specs = lay_out(sections)
     here = files("fedretain.report")
     # Inside <script> only "<" could end the element; JSON lets it be written as an escape.
     data = json.dumps(specs, separators=(",", ":")).replace("<", "\\u003c")
@@ -99,6 +98,12 @@ def _render(title: str, introduction: str, sections: Sequence[Section]) -> str:
 </body>
 </html>
 """
+
+
+def lay_out(sections: Sequence[Section]) -> tuple[str, list[dict[str, Any]]]:
+    """The sections as HTML, and the figures that page.js draws into it, as plotly's JSON."""
+    specs: list[dict[str, Any]] = []
+    return "".join(_section(section, specs) for section in sections), specs
 
 
 def _section(section: Section, specs: list[dict[str, Any]]) -> str:

@@ -21,11 +21,13 @@ from fedretain.report.curves import (
     COMMUNICATION_TITLE,
     COMMUNICATION_UNIT,
     CURVES,
+    MEASURE_CURVES,
     Point,
     accuracy_by_traffic,
     over_seeds,
 )
 from fedretain.report.figures import MOST_LEGEND_CLASSES, class_colours, evenly_spaced, line_style
+from fedretain.report.measures import ClassHistory, class_history
 from fedretain.report.reading import FloatArray, ForgettingRound, IntArray
 
 MOST_SETTINGS = 6
@@ -48,8 +50,9 @@ def write_pictures(runs: Sequence[str | Path], folder: str | Path) -> list[Path]
     """Write each picture that the runs have numbers for as ``NAME.png`` and ``NAME.pdf``; returns the files.
 
     Names: ``accuracy``, ``forgetting``, ``loss``, ``forgettable-examples``, ``communication`` (curves, mean ± one
-    deviation over seeds), ``heatmaps`` (last measured round of each setting's first seed), ``partition``. Where there
-    is too much for one picture, ``NAME-1``, ``NAME-2``, ….
+    deviation over seeds), ``heatmaps`` (last measured round of each setting's first seed), ``partition``; of
+    ``forgetting.measures`` the curves of ``MEASURE_CURVES``, and ``classes``. Where there is too much for one picture,
+    ``NAME-1``, ``NAME-2``, ….
     """
     matplotlib = _matplotlib()
     groups = group_runs(runs)
@@ -88,7 +91,7 @@ def _save(figure: Any, kind: str, file: BinaryIO) -> None:
 
 def draw_pictures(groups: Sequence[Group]) -> Iterator[tuple[str, Any]]:
     """Name and matplotlib figure of each picture that the settings have numbers for, one after another."""
-    for curve in CURVES:
+    for curve in (*CURVES, *MEASURE_CURVES):
         lines = [over_seeds(group, curve) for group in groups]
         if any(lines):
             yield curve.name, _curves(groups, lines, curve.title, "communication round", curve.unit)
@@ -96,6 +99,7 @@ def draw_pictures(groups: Sequence[Group]) -> Iterator[tuple[str, Any]]:
     if any(lines):
         yield "communication", _curves(groups, lines, COMMUNICATION_TITLE, COMMUNICATION_UNIT, ACCURACY.unit)
     yield from _numbered("heatmaps", list(_heatmaps(groups)))
+    yield from _numbered("classes", list(_classes(groups)))
     yield from _numbered("partition", list(_partitions(groups)))
 
 
@@ -199,6 +203,54 @@ def _cells(axes: Any, matrix: ForgettingRound, values: FloatArray, colours: Any,
         ticks = evenly_spaced(len(clients), 20)
         axis.set_ticks([tick + 0.5 for tick in ticks], [str(clients[tick]) for tick in ticks], fontsize=6)
     return mesh
+
+
+def _classes(groups: Sequence[Group]) -> Iterator[Any]:
+    """Test accuracy by class beside the participants that hold it, a row for each setting's first seed."""
+    found = [(group, class_history(group.runs[0])) for group in plain_loss_first(groups)]
+    known = [(group, history.thinned()) for group, history in found if history is not None]
+    for start in range(0, len(known), MOST_SETTINGS):
+        rows = known[start : start + MOST_SETTINGS]
+        figure = _blank(7.0, sum(0.9 + 0.14 * min(max(len(history.names), 6), 40) for _, history in rows))
+        for places, (group, history) in zip(figure.subplots(len(rows), 2, squeeze=False), rows, strict=True):
+            most = max(1, int(history.holders.max(initial=0)))
+            sides = (
+                (
+                    "test accuracy by class (dot: nobody holds it, cross: vanished)",
+                    100 * history.accuracy,
+                    "viridis",
+                    100,
+                    "accuracy (%)",
+                ),
+                ("participants that hold each class", history.holders.astype(float), "cividis", most, "participants"),
+            )
+            for place, (what, values, colours, high, unit) in zip(places, sides, strict=True):
+                _class_cells(figure, place, history, values, colours, high, unit)
+                place.set_title(f"{_text(group.label, 45)}\n{what}", loc="left")
+            absent = np.argwhere(history.holders == 0) + 0.5
+            places[0].scatter(*absent.T, s=12, color="white", edgecolors="black", linewidths=0.5)
+            lost = [(history.rounds.index(one.round) + 0.5, one.label + 0.5) for one in history.vanished]
+            places[0].scatter(
+                *np.array(lost).reshape(-1, 2).T, s=9, marker="X", color="black", edgecolors="white", linewidths=0.4
+            )
+        yield figure
+
+
+def _class_cells(
+    figure: Any, axes: Any, history: ClassHistory, values: FloatArray, colours: str, high: float, unit: str
+) -> None:
+    """Classes as rows, first class on top, measured rounds as columns; grey where there is no test example."""
+    axes.set_facecolor("0.7")
+    mesh = axes.pcolormesh(np.ma.masked_invalid(values.T), cmap=colours, vmin=0, vmax=high)
+    axes.set(xlabel="communication round", xlim=(0, len(history.rounds)), ylim=(len(history.names), 0))
+    for axis, titles, most in (
+        (axes.xaxis, [str(round) for round in history.rounds], 8),
+        (axes.yaxis, [_text(name, 20) for name in history.names], 40),
+    ):
+        ticks = evenly_spaced(len(titles), most)
+        axis.set_ticks([tick + 0.5 for tick in ticks], [titles[tick] for tick in ticks], fontsize=6)
+    bar = figure.colorbar(mesh, ax=axes, label=unit)
+    bar.solids.set(rasterized=False, edgecolor="face")
 
 
 def _partitions(groups: Sequence[Group]) -> Iterator[Any]:

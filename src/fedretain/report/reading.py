@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import re
+import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ from fedretain.errors import RunError
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
+
+MEASURES = ("classes", "drift", "loss_increase", "fisher")
+"""The folders of ``forgetting.measures``."""
 
 _FORGETTING_FILE = re.compile(r"round-(\d+)\.npz")
 
@@ -50,6 +54,7 @@ class RunData:
     class_counts: IntArray | None
     class_names: tuple[str, ...]
     summary: Mapping[str, Any] | None
+    measure_files: Mapping[str, Mapping[int, Path]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -118,8 +123,11 @@ def client_values(row: Mapping[str, Any], key: str) -> list[Any]:
     return values if isinstance(values, list) else []
 
 
-def read_run(path: str | Path) -> RunData:
-    """Read a run directory; only ``config.yaml`` must be there, whatever else is missing was not measured."""
+def read_run(path: str | Path, problems: list[str] | None = None) -> RunData:
+    """Read a run directory; only ``config.yaml`` must be there, whatever else is missing was not measured.
+
+    A damaged file is an error; with a list for ``problems`` it is named there, and the rest is read.
+    """
     path = Path(path)
     if not path.is_dir():
         raise RunError(f"no run directory at {path}: give the directory that `fedretain run --out` wrote")
@@ -127,18 +135,28 @@ def read_run(path: str | Path) -> RunData:
         raise RunError(
             f"{path} is no run directory, it holds no config.yaml: give the directory that `fedretain run --out` wrote"
         )
-    class_counts, class_names = _read_partition(path / "partition.npz")
-    summary_file = path / "summary.json"
+    try:
+        class_counts, class_names = _read_partition(path / "partition.npz")
+    except RunError as error:
+        _note(error, problems)
+        class_counts, class_names = None, ()
     return RunData(
         path=path,
         config=_read_config(path / "config.yaml"),
-        environment=_read_json(path / "environment.json") or {},
-        metrics=_read_metrics(path / "metrics.jsonl"),
-        forgetting_files=_find_forgetting(path / "forgetting"),
+        environment=_read_json(path / "environment.json", problems) or {},
+        metrics=_read_metrics(path / "metrics.jsonl", problems),
+        forgetting_files=_find_forgetting(path / "forgetting", problems),
         class_counts=class_counts,
         class_names=class_names,
-        summary=_read_json(summary_file) if summary_file.is_file() else None,
+        summary=_read_json(path / "summary.json", problems),
+        measure_files={name: _find_forgetting(path / name, problems) for name in MEASURES},
     )
+
+
+def _note(error: RunError, problems: list[str] | None) -> None:
+    if problems is None:
+        raise error
+    problems.append(str(error))
 
 
 def read_forgetting(run: RunData, round: int) -> ForgettingRound:
@@ -162,6 +180,16 @@ def read_forgetting(run: RunData, round: int) -> ForgettingRound:
     return ForgettingRound(round, models, data, before, after, forgetting)
 
 
+def read_measure(run: RunData, measure: str, names: tuple[str, ...]) -> dict[int, dict[str, npt.NDArray[Any]]]:
+    """The named arrays of one of ``forgetting.measures``, by round; empty when it was not measured."""
+    found = {}
+    for round, file in run.measure_files.get(measure, {}).items():
+        found[round] = _read_arrays(file, names)
+        if missing := [name for name in names if name not in found[round]]:
+            raise RunError(f"{file}: no array {', '.join(missing)}; delete the file or repeat the run")
+    return found
+
+
 def _read_text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8", errors="replace")
@@ -179,19 +207,21 @@ def _read_config(file: Path) -> Mapping[str, Any]:
     return config
 
 
-def _read_json(file: Path) -> Mapping[str, Any] | None:
+def _read_json(file: Path, problems: list[str] | None) -> Mapping[str, Any] | None:
     if not file.is_file():
         return None
     try:
         content = json.loads(_read_text(file))
     except ValueError as error:
-        raise RunError(f"{file} is not JSON: {error}; delete the file or repeat the run") from error
+        _note(RunError(f"{file} is not JSON: {error}; delete the file or repeat the run"), problems)
+        return None
     if not isinstance(content, dict):
-        raise RunError(f"{file} holds no JSON object; delete the file or repeat the run")
+        _note(RunError(f"{file} holds no JSON object; delete the file or repeat the run"), problems)
+        return None
     return content
 
 
-def _read_metrics(file: Path) -> tuple[Mapping[str, Any], ...]:
+def _read_metrics(file: Path, problems: list[str] | None) -> tuple[Mapping[str, Any], ...]:
     """One object a line, in the order of rounds; a last line cut off by a crash is left out."""
     if not file.is_file():
         return ()
@@ -207,18 +237,22 @@ def _read_metrics(file: Path) -> tuple[Mapping[str, Any], ...]:
         except (ValueError, KeyError, TypeError) as error:
             if number == last:
                 continue
-            raise RunError(
-                f"{file}, line {number + 1}: not a JSON object with a round ({error}); "
-                "remove the line or repeat the run"
-            ) from error
+            reason = f"{file}, line {number + 1}: not a JSON object with a round ({error})"
+            _note(RunError(f"{reason}; remove the line or repeat the run"), problems)
+            break
     return tuple(rows[round] for round in sorted(rows))
 
 
-def _find_forgetting(folder: Path) -> Mapping[int, Path]:
+def _find_forgetting(folder: Path, problems: list[str] | None) -> Mapping[int, Path]:
     if not folder.is_dir():
         return {}
-    found = ((_FORGETTING_FILE.fullmatch(file.name), file) for file in folder.iterdir())
-    return dict(sorted((int(match[1]), file) for match, file in found if match))
+    matched = ((_FORGETTING_FILE.fullmatch(file.name), file) for file in folder.iterdir())
+    found = dict(sorted((int(match[1]), file) for match, file in matched if match))
+    if problems is None:
+        return found  # a damaged one is an error when it is read
+    halves = [round for round, file in found.items() if not zipfile.is_zipfile(file)]
+    problems += [f"{found[round]} is damaged: delete the file or repeat the run" for round in halves]
+    return {round: file for round, file in found.items() if round not in halves}
 
 
 def _read_partition(file: Path) -> tuple[IntArray | None, tuple[str, ...]]:

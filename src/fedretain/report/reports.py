@@ -4,28 +4,45 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import numpy as np
 import yaml
 
-from fedretain.report import figures, heatmaps, words
+from fedretain.report import figures, further, heatmaps, words
 from fedretain.report.comparison import COLUMNS, Group, comparison_rows, group_runs, plain_loss_first, spread
 from fedretain.report.curves import CURVES, accuracy_by_traffic
 from fedretain.report.forgettable import forgettable_counts, forgettable_table, rounds_to_count
 from fedretain.report.page import Section, folded, numbers, paragraph, table, write_page
 from fedretain.report.reading import RunData, finite
+from fedretain.report.summaries import SUMMARIES, run_cost, summary_rows, training_pairs
+
+Link = Callable[[RunData], str]
+"""A run's own page as a piece of HTML: a link where there is one, else the name of its directory."""
+
+
+class Report(NamedTuple):
+    """What a page says and shows, before it is laid out."""
+
+    title: str
+    introduction: str
+    sections: list[Section]
 
 
 def write_report(runs: Sequence[str | Path], out: str | Path) -> Path:
     """Write one self-contained HTML page: the run's report for one run, a comparison for several."""
-    groups = group_runs(runs)
     out = Path(out)
+    return write_page(out, *make_report(runs, lambda run: _link_beside(out, run)))
+
+
+def make_report(runs: Sequence[str | Path | RunData], link: Link) -> Report:
+    """The run's report for one run, a comparison for several."""
+    groups = group_runs(runs)
     members = [run for group in groups for run in group.runs]
-    return _write_run(groups[0], out) if len(members) == 1 else _write_comparison(groups, out)
+    return _report_run(groups[0]) if len(members) == 1 else _report_comparison(groups, link)
 
 
 def write_partition_page(
@@ -40,12 +57,12 @@ def write_partition_page(
     return write_page(out, title, text, [Section("Who holds what", (figure,), wide=True)])
 
 
-def _write_run(alone: Group, out: Path) -> Path:
+def _report_run(alone: Group) -> Report:
     run = alone.runs[0]
     introduction = (
         paragraph(words.about_run(run), "lead") + paragraph(words.about_result(run)) + numbers(_run_numbers(run))
     )
-    sections = [_learning(run), *_forgetting(run), *_forgettable([alone])]
+    sections = [_learning(run), *_forgetting(run), *further.run_sections(run), *_forgettable([alone])]
     if run.class_counts is not None:
         bars = figures.partition_figure(run.class_counts, run.class_names)
         text = paragraph(words.about_partition(run.class_counts))
@@ -60,7 +77,7 @@ def _write_run(alone: Group, out: Path) -> Path:
     details = folded("Configuration (config.yaml)", config)
     if run.environment:
         details += folded("Environment (environment.json)", environment)
-    return write_page(out, run.name, introduction, [*sections, Section("Settings", html=details)])
+    return Report(run.name, introduction, [*sections, Section("Settings", html=details)])
 
 
 def _learning(run: RunData) -> Section:
@@ -128,7 +145,7 @@ def _left_out(runs: Sequence[RunData], rounds: Sequence[int]) -> str:
     return paragraph(" ".join(notes), "note") if notes else ""
 
 
-def _write_comparison(groups: Sequence[Group], out: Path) -> Path:
+def _report_comparison(groups: Sequence[Group], link: Link) -> Report:
     members = [run for group in groups for run in group.runs]
     rows = comparison_rows(members)
     name = " and ".join(dict.fromkeys(run.name for run in members))
@@ -143,10 +160,12 @@ def _write_comparison(groups: Sequence[Group], out: Path) -> Path:
         repeated = any(len(group.runs) > 1 for group in groups)
         text = paragraph(band + words.FORGETTING if repeated else words.FORGETTING)
         sections.append(Section("Learning and forgetting", tuple(curves), text + _legend(groups)))
-    sections += [*_comparison_heatmaps(groups), *_forgettable(groups)]
+    sections += [*_comparison_heatmaps(groups), *further.comparison_sections(groups, _legend(groups))]
+    sections += _forgettable(groups)
+    sections += [*_training(members), *_summaries(members)]
     sections.append(Section("What differs", html=_differences_table(groups)))
-    sections.append(Section("Runs", html=_run_links(groups, out)))
-    return write_page(out, title, introduction, sections)
+    sections.append(Section("Runs", html=_run_links(groups, link)))
+    return Report(title, introduction, sections)
 
 
 def _comparison_curves(groups: Sequence[Group]) -> list[Any]:
@@ -197,6 +216,41 @@ def _comparison_table(rows: Sequence[Mapping[str, Any]]) -> str:
     return table(["setting", "runs", *(column.title for column in COLUMNS)], lines) + legend
 
 
+def _training(members: Sequence[RunData]) -> list[Section]:
+    """Table 1 of the FedWAvg paper, for every setting that was trained both ways."""
+    pairs = training_pairs(members)
+    if not pairs:
+        return []
+    lines = [
+        [f'<th scope="row">{figures.escape(pair.label)}</th>', *(f"<td>{text}</td>" for text in pair.texts)]
+        for pair in pairs
+    ]
+    counted = table(["setting", "centralised", "federated", "federated forgets more by"], lines)
+    return [Section("Forgetting events, centralised and federated", html=paragraph(words.TRAINING) + counted)]
+
+
+def _summaries(members: Sequence[RunData]) -> list[Section]:
+    """The accuracy summaries, both averages of client forgetting, and R_a of each setting."""
+    rows = summary_rows(members)
+    labels = [
+        f'<th scope="row">{_swatch(number)}{figures.escape(row["label"])}</th>' for number, row in enumerate(rows)
+    ]
+    lines = [
+        [label, *(f"<td>{column.text(row[column.key])}</td>" for column in SUMMARIES)]
+        for label, row in zip(labels, rows, strict=True)
+    ]
+    html = paragraph(words.SUMMARIES) + table(["setting", *(column.title for column in SUMMARIES)], lines)
+    targets = list(dict.fromkeys(share for row in rows for share in row["rounds_to"]))
+    if targets:
+        head = ["setting", *(f"rounds to a = {share:g}" for share in targets), "reference"]
+        lines = []
+        for label, row in zip(labels, rows, strict=True):
+            cells = [reached.text for reached in row["rounds_to"].values()] or ["–"] * len(targets)
+            lines.append([label, *(f"<td>{cell}</td>" for cell in (*cells, row["reference"]))])
+        html += paragraph(words.ROUNDS_TO) + table(head, lines)
+    return [Section("Every summary", html=html)]
+
+
 def _swatch(number: int) -> str:
     """A piece of the n-th setting's line, for tables and legends."""
     colour, dash = figures.line_style(number)
@@ -224,18 +278,23 @@ def _differences_table(groups: Sequence[Group]) -> str:
     return table(["key", *(group.label for group in groups)], lines, "text")
 
 
-def _run_links(groups: Sequence[Group], out: Path) -> str:
+def _run_links(groups: Sequence[Group], link: Link) -> str:
     lines = []
     for group in groups:
         for run in group.runs:
-            page = run.path / "report.html"
-            relative = Path(os.path.relpath(page.resolve(), out.resolve().parent)).as_posix()
-            shown = figures.escape(Path(relative).parent.as_posix())
-            if page.is_file() and page.resolve() != out.resolve():
-                shown = f'<a href="{quote(f"./{relative}")}">{shown}</a>'
-            cells = (figures.escape(group.label), str(run.seed), figures.escape(run.status), shown)
+            cells = (figures.escape(group.label), str(run.seed), figures.escape(run.status), link(run))
             lines.append([f"<td>{cell}</td>" for cell in cells])
     return table(["setting", "seed", "status", "run directory and its report"], lines, "text")
+
+
+def _link_beside(out: Path, run: RunData) -> str:
+    """The run's own report, where there is one, as seen from the page ``out``."""
+    page = run.path / "report.html"
+    relative = Path(os.path.relpath(page.resolve(), out.resolve().parent)).as_posix()
+    shown = figures.escape(Path(relative).parent.as_posix())
+    if page.is_file() and page.resolve() != out.resolve():
+        return f'<a href="{quote(f"./{relative}")}">{shown}</a>'
+    return shown
 
 
 def _run_numbers(run: RunData) -> list[tuple[str, str]]:
@@ -256,4 +315,27 @@ def _run_numbers(run: RunData) -> list[tuple[str, str]]:
         }
     accuracies = [(name, value) for name, number in others.items() if (value := finite(number)) is not None]
     extra = [(name, f"{100 * value:.1f}") for name, value in accuracies]
-    return [*entries[:1], *extra, *entries[1:]]
+    return [*entries[:1], *extra, *_targets(run), *entries[1:], *_cost(run)]
+
+
+def _targets(run: RunData) -> list[tuple[str, str]]:
+    """R_a of the run, and its client forgetting by data, as far as they are known."""
+    (row,) = summary_rows([run])
+    evaluate = run.config.get("evaluate")
+    given = finite(evaluate.get("reference")) if isinstance(evaluate, Mapping) else None
+    of_reference = "" if given is None else f" of {100 * given:.1f} %"
+    entries = [
+        (f"rounds to {100 * share:g} %{of_reference}", reached.text) for share, reached in row["rounds_to"].items()
+    ]
+    by_data = next(column for column in SUMMARIES if column.key == "by_data")
+    return [*entries, (by_data.title, by_data.text(row["by_data"]))] if row["by_data"] is not None else entries
+
+
+def _cost(run: RunData) -> list[tuple[str, str]]:
+    """Testing and measuring in seconds, and as shares of the run's time."""
+    spent = run_cost(run)
+    if spent is None:
+        return []
+    whole = sum(spent.values()) or 1.0
+    shares = {kind: f"{seconds:.1f} ({100 * seconds / whole:.1f} %)" for kind, seconds in spent.items()}
+    return [(f"seconds {kind}", shares[kind]) for kind in ("evaluating", "measuring")]

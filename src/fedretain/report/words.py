@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from fedretain.forgetting import Vanishing
 from fedretain.report.comparison import COLUMNS
 from fedretain.report.figures import MOST_LEGEND_CLASSES
 from fedretain.report.reading import IntArray, RunData
@@ -27,6 +29,56 @@ FORGETTABLE = (
     "wrong. A client that stays high is one whose knowledge the average drops. A dash: the client did not take part "
     "in that round."
 )
+
+TRAINING = (
+    "Forgetting events, added up over the measured rounds. Federated: a training example that a client's local model "
+    "had right and the averaged global model has wrong. Centralised: an example that one model, trained on the data of "
+    "all clients together, had right when it last saw it and has wrong now."
+)
+SUMMARIES = (
+    "Four summaries of one accuracy curve, and client forgetting averaged over the measured rounds: by model is what "
+    "each local model lost on the data of the other clients, by data what the data of each client lost under the "
+    "models of the others."
+)
+ROUNDS_TO = (
+    "Rounds to a: the first round whose test accuracy reaches a times the reference. The reference is the experiment's "
+    "evaluate.reference (given), else the final accuracy of the FedSGD run of the same setting among these runs "
+    "(FedSGD), else 100 % (none)."
+)
+FURTHER = "What else was measured (forgetting.measures). Lines are means over seeds, bands ± one standard deviation."
+CLASSES = (
+    "The first map: how much of each class the global model recognises after a round. A dot marks a class that no "
+    "participant of the round holds, a cross one that vanished: some of its test examples were recognised before the "
+    "round, none after. The second map: how many of the round's participants hold the class."
+)
+DRIFT = (
+    "Each participant changes the received model w into its own w_k. Long changes in different directions cancel out "
+    "in the average: a cosine of 1 means the same direction, 0 nothing in common, below 0 that clients undo each other."
+)
+COSINES = (
+    "The cosine between the changes of two participants. Blue pairs pull in the same direction, red ones against each "
+    "other. The slider chooses the round."
+)
+LOSS_INCREASE = (
+    "Loss increase: mean loss of this round's local models on the training data of a client of the round before, minus "
+    "that of the model they received. Positive means forgetting."
+)
+FISHER = (
+    "Fisher agreement: correlation over all parameters between the Fisher information of a client's pseudo data and "
+    "that of the data of the last ten rounds' participants. 1 means that pseudo data protect just the parameters that "
+    "these data need."
+)
+
+
+def about_vanished(vanished: Sequence[Vanishing], names: Sequence[str]) -> str:
+    """How often classes vanished, how often for want of anybody who held them, and which one most."""
+    if not vanished:
+        return "No class vanished in the measured rounds."
+    absent = sum(not one.holders for one in vanished)
+    times = "once" if len(vanished) == 1 else f"{len(vanished)} times"
+    often = Counter(one.label for one in vanished).most_common(1)[0]
+    most = f" Most often: {names[often[0]]} ({often[1]})." if len(vanished) > 1 else ""
+    return f"A class vanished {times} in the measured rounds, {absent} of them while no participant held it.{most}"
 
 
 def about_run(run: RunData) -> str:

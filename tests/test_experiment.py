@@ -18,7 +18,16 @@ from fedretain.errors import ConfigError, DataError, PartitionError, RunError, T
 from fedretain.experiment import build_world
 from fedretain.forgetting import client_forgetting
 
-ALWAYS = {"round", "train_loss", "upload_bytes", "download_bytes", "seconds", "probe_seconds", "clients"}
+ALWAYS = {
+    "round",
+    "train_loss",
+    "upload_bytes",
+    "download_bytes",
+    "seconds",
+    "evaluate_seconds",
+    "measure_seconds",
+    "clients",
+}
 EVALUATED = {"test_accuracy", "test_loss"}
 FORGETTING = {"forgetting_by_model", "forgetting_by_data", "forgettable_examples"}
 
@@ -83,8 +92,9 @@ def test_summary_by_hand(done: fr.Run) -> None:
     rows = lines(done)
     curve = [row["test_accuracy"] for row in rows if "test_accuracy" in row]
     assert done.summary.keys() == {
-        "status", "rounds", "clients", "initial_accuracy", "final_accuracy", "mean_forgetting",
-        "forgettable_examples", "seconds", "upload_bytes", "download_bytes",
+        "status", "rounds", "clients", "initial_accuracy", "final_accuracy", "rounds_to_accuracy", "mean_forgetting",
+        "client_forgetting", "forgettable_examples", "forgetting_events", "seconds", "upload_bytes", "download_bytes",
+        "cost",
     }  # fmt: skip
     assert (done.summary["status"], done.summary["rounds"], done.summary["clients"]) == ("finished", 7, 10)
     assert done.summary["final_accuracy"] == {

@@ -187,6 +187,24 @@ def test_personalised_accuracy_by_hand() -> None:
     assert record.personalised.tolist() == [0, 1]
 
 
+@pytest.mark.parametrize("measure", ["classes", "loss_increase"])
+def test_every_batch_is_normalised_once_for_all_models(measure: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """30 test examples, or the 1 + 9 + 23 training examples of clients 0, 1 and 5, in batches of 7: five calls each."""
+    moment = moment_of(7)
+    sizes = {"classes": 30, "loss_increase": sum(len(moment.world.federation.train[k]) for k in (0, 1, 5))}
+    calls: list[int] = []
+    normalise = Normalise.__call__
+
+    def counted(self: Normalise, inputs: torch.Tensor) -> torch.Tensor:
+        calls.append(len(inputs))
+        return normalise(self, inputs)
+
+    monkeypatch.setattr(Normalise, "__call__", counted)
+    MEASURES[measure](moment)
+    assert len(calls) == -(-sizes[measure] // 7)
+    assert sum(calls) == sizes[measure]
+
+
 def moment_of(batch_size: int, earlier: list[np.ndarray] = EARLIER, **keys: Any) -> Moment:
     return Moment(*one_round(**keys), earlier, batch_size)
 
@@ -363,6 +381,7 @@ ALL = {
     "method": {"name": "fedreg", "gamma": 0.5, "eta_s": 0.05, "ascent_steps": 2},
     "local": {"lr": 0.1, "epochs": 1, "batch_size": 16},
     "checkpoint": {"every": 4},
+    "engine": "loop",  # bits are promised for one engine; auto may choose another by its timings
 }
 MEASURED = {"forgetting": {"every": 1, "measures": list(MEASURES)}}
 
@@ -392,6 +411,33 @@ def test_the_same_bits_with_and_without_measures(whole: fedretain.Run, tmp_path:
         clients = with_measures["clients"]
         assert without["clients"] == {key: clients[key] for key in without["clients"]}
         assert without == {**{key: with_measures[key] for key in without}, "clients": without["clients"]}
+
+
+@pytest.mark.parametrize("measure", [*MEASURES, "matrix", "everyone", "personalised"])
+def test_no_measure_alone_changes_a_bit(measure: str, tmp_path: Path) -> None:
+    """Batch norm as well: running statistics are what a careless forward pass would change."""
+    base = {
+        **ALL,
+        "rounds": 3,
+        "data": {"name": "digits"},
+        "model": {"name": "resnet18", "width": 2},
+        "local": {"lr": 0.05, "steps": 1, "batch_size": 16},
+    }
+    forgetting: dict[str, Any] = {"every": 1, "examples": measure == "matrix"}
+    if measure in MEASURES:
+        forgetting["measures"] = [measure]
+    if measure == "everyone":
+        forgetting["clients"] = "all"
+    evaluate = {"every": 1, "personalised": measure == "personalised"}
+    with_it = fedretain.run({**base, "forgetting": forgetting, "evaluate": evaluate}, out=tmp_path / "with")
+    without = fedretain.run({**base, "forgetting": {"every": 0}, "evaluate": {"every": 0}}, out=tmp_path / "without")
+    ours, theirs = with_it.checkpoint().state, without.checkpoint().state
+    assert ours.buffers.keys() == theirs.buffers.keys()
+    assert len(ours.buffers) > 0
+    for section in ("params", "buffers", "server"):
+        a, b = getattr(ours, section), getattr(theirs, section)
+        assert all(torch.equal(a[name], b[name]) for name in a)
+    assert with_it.metrics["train_loss"] == without.metrics["train_loss"]
 
 
 def records_of(path: Path, measure: str) -> dict[str, dict[str, np.ndarray]]:

@@ -9,6 +9,8 @@ from fedretain.errors import FedretainError
 from fedretain.experiment import run
 from fedretain.methods import Batch, Method, Own, Received, Task, chain
 from fedretain.runs.run import Run
+from fedretain.runs.trackers import RunFacts, Tracker
+from fedretain.runs.trackers.tracking import track
 from fedretain.shares import partition
 from fedretain.version import __version__
 
@@ -22,7 +24,9 @@ __all__ = [
     "Own",
     "Received",
     "Run",
+    "RunFacts",
     "Task",
+    "Tracker",
     "__version__",
     "available",
     "chain",
@@ -32,4 +36,5 @@ __all__ = [
     "load_dataset",
     "partition",
     "run",
+    "track",
 ]

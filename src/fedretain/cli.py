@@ -20,8 +20,9 @@ from rich.table import Table
 
 import fedretain
 from fedretain.compare import Comparison
-from fedretain.config import Experiment, Variant
+from fedretain.config import Experiment, Variant, read_experiment
 from fedretain.errors import ConfigError, FedretainError
+from fedretain.printing import cost_words, rounds_to_words, summaries_table, training_table
 from fedretain.runs.metrics import Row
 from fedretain.shares import Shares
 
@@ -74,6 +75,8 @@ def run(
         f"{summary['seconds']:.1f}",
     )
     out.print(table)
+    _say(rounds_to_words(done))
+    _say(cost_words(summary["cost"]))
     _say_where(done.path)
 
 
@@ -93,6 +96,9 @@ def compare(
         )
     if comparison.runs:
         out.print(_comparison_table(comparison))
+        out.print(summaries_table(comparison))
+        if pairs := comparison.training_pairs:
+            out.print(training_table(pairs))
         _say_where(comparison.path)
     if comparison.failures:
         for failure in comparison.failures:
@@ -155,6 +161,42 @@ def report(
     _say(f"report: {write_report(runs, page)}")
 
 
+@app.command()
+def track(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories.")],
+    to: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TRACKER", help="A tracker, or '{name: mlflow, uri: …}'; default: those of the run."),
+    ] = None,
+) -> None:
+    """Send the metrics of runs to TensorBoard, MLflow or W&B, afterwards or once more."""
+    targets = read_experiment({}, [f"track=[{', '.join(to)}]"])["track"] if to else None
+    for directory in runs:
+        fedretain.track(directory, targets)
+        _say(f"sent: {directory}")
+
+
+@app.command()
+def board(
+    folder: Annotated[Path, typer.Argument(metavar="RUNS_DIR", help="The folder that holds run directories.")],
+    host: Annotated[str, typer.Option(help="The address to listen on; the default is seen by this machine alone.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(help="The port; 0 takes a free one.")] = 8100,
+    browser: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a web browser.")] = False,
+) -> None:
+    """Show the runs below a folder in a local web page: follow those that train, compare any of them."""
+    from fedretain.board import open_board
+
+    ready = open_board(folder, host=host, port=port)
+    if ready.exposed:
+        _complain("warning:", f"--host {host}: whoever reaches this machine can read these runs; there is no password")
+    _say(f"board: {ready.address} ({len(ready.listing.snapshot().entries)} runs below {folder}); Ctrl-C ends it")
+    if browser:
+        typer.launch(ready.address)
+    ready.serve()
+
+
 _SHORT_TITLES = {
     "final_accuracy": "accuracy\n%",
     "mean_forgetting": "forgets\npoints",
@@ -210,39 +252,41 @@ _CLASSES_IN_WORDS = 5
 
 
 class _Bar:
-    """A progress bar that follows one run after another."""
+    """A progress bar for every run, one after another or together."""
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
-        self.task: Any = None
-        self.label = ""
+        self.tasks: dict[Any, Any] = {}
 
     def begin(self, variant: Variant, number: int, total: int) -> None:
         """The next variant starts."""
-        self.label = f"[{number + 1}/{total}] {variant.name}"
-        self._add(variant.experiment)
+        self._add(variant.experiment, f"[{number + 1}/{total}] {variant.name}")
 
     def end(self, variant: Variant, finished: fedretain.Run) -> None:
         """A variant is finished; perhaps it was before, and no round had to be run."""
         accuracy = finished.summary["final_accuracy"]["last"]
-        self.progress.update(self.task, completed=finished.summary["rounds"], note=f"accuracy {accuracy:.3f}")
+        task = self.tasks[_bar_key(variant.experiment)]
+        self.progress.update(task, completed=finished.summary["rounds"], note=f"accuracy {accuracy:.3f}")
 
     def watch(self, experiment: Experiment, row: Row) -> None:
         """A round ended."""
-        if self.task is None:
-            self.label = experiment.name
-            self._add(experiment)
+        if _bar_key(experiment) not in self.tasks:
+            self._add(experiment, experiment.name)
         shown = f"accuracy {row['test_accuracy']:.3f}" if "test_accuracy" in row else ""
-        self.progress.update(self.task, completed=row["round"], note=shown)
+        self.progress.update(self.tasks[_bar_key(experiment)], completed=row["round"], note=shown)
 
     def close(self) -> None:
         """Leave the last state on the screen; a bar that never began leaves nothing."""
-        if self.task is not None:
+        if self.tasks:
             self.progress.stop()
 
-    def _add(self, experiment: Experiment) -> None:
+    def _add(self, experiment: Experiment, label: str) -> None:
         self.progress.start()
-        self.task = self.progress.add_task(self.label, total=experiment.rounds, note="")
+        self.tasks[_bar_key(experiment)] = self.progress.add_task(label, total=experiment.rounds, note="")
+
+
+def _bar_key(experiment: Experiment) -> tuple[str, int]:
+    return experiment.key, experiment.rounds
 
 
 @contextmanager

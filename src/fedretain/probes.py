@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -29,6 +29,9 @@ from fedretain.methods.chain import parts
 from fedretain.methods.fisher import fisher_diagonal
 from fedretain.server import ServerState
 from fedretain.tensors import Tensors, add_scaled, zeros_like
+
+Model = tuple[Tensors, Tensors]
+"""Parameters and buffers."""
 
 EARLIER_ROUNDS = 10
 """How many rounds before the measured one still count as previous data (fedreg-paper B.3)."""
@@ -74,9 +77,7 @@ def evaluate(world: World, params: Tensors, buffers: Tensors, batch_size: int) -
     federation = world.federation
     correct, loss = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     correct, loss = correct.to(federation.device), loss.to(federation.device)
-    for start in range(0, len(federation.test_labels), batch_size):
-        labels = federation.test_labels[start : start + batch_size]
-        inputs = federation.normalise(federation.test_inputs[start : start + batch_size])
+    for inputs, labels in _test_examples(world, batch_size):
         logits = _logits(world, params, buffers, inputs)
         correct += (logits.argmax(-1) == labels).sum()
         loss += torch.nn.functional.cross_entropy(logits.double(), labels, reduction="sum")
@@ -103,22 +104,17 @@ def measure_forgetting(
     sizes = np.array([len(part) for part in parts])
     owners = np.repeat(np.arange(len(parts)), sizes)
 
-    def accuracies(params: Tensors, buffers: Tensors) -> np.ndarray:
-        return _share(_correct(world, params, buffers, numbers, batch_size), owners, sizes)
-
-    before = accuracies(received.params, received.buffers)
-    local_models = list(_one_by_one(uploads))
-    matrix = np.stack([accuracies(params, buffers) for params, buffers in local_models], axis=1)
+    global_model, local_models = (received.params, received.buffers), _one_by_one(uploads)
+    right = _of_each(world, [global_model, *local_models], _examples(world, numbers, batch_size), _is_right)
+    before, *columns = (_share(answers, owners, sizes) for answers in right)
+    matrix = np.stack(columns, axis=1)
     forgettable = None
     if count_examples:
         counts = []
-        for client, (params, buffers) in zip(models.tolist(), local_models, strict=True):
-            own = federation.train[client]
+        for client, local in zip(models.tolist(), local_models, strict=True):
+            own = _examples(world, federation.train[client], batch_size)
             counts.append(
-                forgettable_examples(
-                    _correct(world, params, buffers, own, batch_size),
-                    _correct(world, after.params, after.buffers, own, batch_size),
-                )
+                forgettable_examples(*_of_each(world, [local, (after.params, after.buffers)], own, _is_right))
             )
         forgettable = np.array(counts)
     return ForgettingRecord(
@@ -186,14 +182,10 @@ def measure_classes(moment: Moment) -> Measured:
     world, received, after = moment.world, moment.received, moment.after
     federation = world.federation
     labels = federation.test_labels.cpu().numpy()
-
-    def accuracies(params: Tensors, buffers: Tensors) -> np.ndarray:
-        predictions = _test_predictions(world, params, buffers, moment.batch_size)
-        return class_accuracy(labels, predictions, federation.classes)
-
-    before = accuracies(received.params, received.buffers)
-    local = np.stack([accuracies(params, buffers) for params, buffers in _one_by_one(moment.uploads)], axis=1)
-    aggregated = accuracies(after.params, after.buffers)
+    models = [(received.params, received.buffers), *_one_by_one(moment.uploads), (after.params, after.buffers)]
+    predictions = _of_each(world, models, _test_examples(world, moment.batch_size), lambda logits, _: logits.argmax(-1))
+    before, *columns, aggregated = (class_accuracy(labels, answers, federation.classes) for answers in predictions)
+    local = np.stack(columns, axis=1)
     held = torch.stack([federation.class_counts(client) > 0 for client in moment.models.tolist()], dim=1).cpu().numpy()
     lost = class_forgetting(before, local, held)
     numbers = {
@@ -234,11 +226,10 @@ def measure_loss_increase(moment: Moment) -> Measured | None:
     sizes = np.array([len(part) for part in parts_of_data])
     numbers, owners = np.concatenate(parts_of_data), np.repeat(np.arange(len(data)), sizes)
 
-    def losses(params: Tensors, buffers: Tensors) -> np.ndarray:
-        return _share(_example_losses(moment.world, params, buffers, numbers, moment.batch_size), owners, sizes)
-
-    before = losses(moment.received.params, moment.received.buffers)
-    local = np.stack([losses(params, buffers) for params, buffers in _one_by_one(moment.uploads)], axis=1)
+    models = [(moment.received.params, moment.received.buffers), *_one_by_one(moment.uploads)]
+    losses = _of_each(moment.world, models, _examples(moment.world, numbers, moment.batch_size), _cross_entropy)
+    before, *columns = (_share(values, owners, sizes) for values in losses)
+    local = np.stack(columns, axis=1)
     increase = loss_increase(before, local)
     arrays = {"models": moment.models, "data": data, "before": before, "after": local, "loss_increase": increase}
     return Measured(means(loss_increase=increase), arrays)
@@ -265,8 +256,7 @@ def measure_fisher(moment: Moment) -> Measured | None:
             local_task = LoopTask(world, own.class_counts, buffers, received.round)
             of_pseudo = fisher_diagonal(local_task, params, Batch(made["x_s"], made["y_s"]))
             of_previous = zeros_like(params)
-            for start in range(0, len(previous), moment.batch_size):
-                inputs, labels = world.federation.examples(previous[start : start + moment.batch_size])
+            for inputs, labels in _examples(world, previous, moment.batch_size):
                 share = fisher_diagonal(local_task, params, Batch(inputs, labels))
                 of_previous = add_scaled(of_previous, len(labels) / len(previous), share)
         agreement.append(fisher_agreement(_flat(of_pseudo), _flat(of_previous)))
@@ -306,7 +296,7 @@ def _share(right: np.ndarray, owners: np.ndarray, sizes: np.ndarray) -> np.ndarr
     return np.where(sizes > 0, hits / np.maximum(sizes, 1), np.nan)
 
 
-def _one_by_one(uploads: list[Uploads]) -> list[tuple[Tensors, Tensors]]:
+def _one_by_one(uploads: list[Uploads]) -> list[Model]:
     return [
         ({n: v[i] for n, v in chunk.params.items()}, {n: v[i] for n, v in chunk.buffers.items()})
         for chunk in uploads
@@ -314,35 +304,44 @@ def _one_by_one(uploads: list[Uploads]) -> list[tuple[Tensors, Tensors]]:
     ]
 
 
-def _correct(world: World, params: Tensors, buffers: Tensors, numbers: np.ndarray, batch_size: int) -> np.ndarray:
-    """Which of the given training-set examples a model gets right."""
-    right = []
-    for start in range(0, len(numbers), batch_size):
-        inputs, labels = world.federation.examples(numbers[start : start + batch_size])
-        right.append(_logits(world, params, buffers, inputs).argmax(-1) == labels)
-    return torch.cat(right).cpu().numpy() if right else np.empty(0, bool)
-
-
-def _example_losses(
-    world: World, params: Tensors, buffers: Tensors, numbers: np.ndarray, batch_size: int
+def _of_each(
+    world: World,
+    models: Sequence[Model],
+    batches: Iterable[tuple[Tensor, Tensor]],
+    look: Callable[[Tensor, Tensor], Tensor],
 ) -> np.ndarray:
-    """The cross-entropy (plain softmax) of each of the given training-set examples."""
-    losses = []
+    """``look(logits, labels)`` of every example under every model [models, examples].
+
+    Batch by batch, then model by model: every batch is gathered and normalised once, whatever the number of models.
+    """
+    seen = [
+        torch.stack([look(_logits(world, params, buffers, inputs), labels) for params, buffers in models])
+        for inputs, labels in batches
+    ]
+    return torch.cat(seen, dim=1).cpu().numpy() if seen else np.empty((len(models), 0))
+
+
+def _examples(world: World, numbers: np.ndarray, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Inputs and labels of the given training-set examples, in batches."""
     for start in range(0, len(numbers), batch_size):
-        inputs, labels = world.federation.examples(numbers[start : start + batch_size])
-        logits = _logits(world, params, buffers, inputs).double()
-        losses.append(torch.nn.functional.cross_entropy(logits, labels, reduction="none"))
-    return torch.cat(losses).cpu().numpy()
+        yield world.federation.examples(numbers[start : start + batch_size])
 
 
-def _test_predictions(world: World, params: Tensors, buffers: Tensors, batch_size: int) -> np.ndarray:
-    """What a model takes each test example for."""
+def _test_examples(world: World, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The test set in batches."""
     federation = world.federation
-    predictions = []
     for start in range(0, len(federation.test_labels), batch_size):
-        inputs = federation.normalise(federation.test_inputs[start : start + batch_size])
-        predictions.append(_logits(world, params, buffers, inputs).argmax(-1))
-    return torch.cat(predictions).cpu().numpy()
+        here = slice(start, start + batch_size)
+        yield federation.normalise(federation.test_inputs[here]), federation.test_labels[here]
+
+
+def _is_right(logits: Tensor, labels: Tensor) -> Tensor:
+    return logits.argmax(-1) == labels
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Plain softmax, whatever the training loss."""
+    return torch.nn.functional.cross_entropy(logits.double(), labels, reduction="none")
 
 
 def _flat(tensors: Tensors) -> np.ndarray:

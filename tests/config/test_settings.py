@@ -60,7 +60,13 @@ def test_defaults_are_written_out() -> None:
     assert written["local"]["epochs"] == 1.0
     assert written["local"]["steps"] is None
     assert written["data"]["normalise"] == "mean_std"
-    assert written["evaluate"] == {"every": 1, "batch_size": 1000, "personalised": False}
+    assert written["evaluate"] == {
+        "every": 1,
+        "batch_size": 500,
+        "personalised": False,
+        "targets": [0.5, 0.9],
+        "reference": None,
+    }
     assert written["forgetting"] == {"every": 10, "clients": "cohort", "examples": True, "measures": []}
     assert written["engine"] == {"name": "auto", "state_memory": 2**30, "state_precision": "full"}
     assert (written["device"], written["precision"]) == ("auto", "float32")

@@ -220,9 +220,9 @@ def test_ctrl_c_saves_the_last_round_and_says_how_to_resume(whole: fedretain.Run
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a background job starts with it ignored
         "torch.set_num_threads(1)\n"
         "train = loop.LoopEngine.train\n"
-        "def interrupted(self, received, cohort, states):\n"
+        "def interrupted(self, received, *more, **keys):\n"
         "    if received.round == 4: os.kill(os.getpid(), signal.SIGINT)\n"
-        "    return train(self, received, cohort, states)\n"
+        "    return train(self, received, *more, **keys)\n"
         "loop.LoopEngine.train = interrupted\n"
         "from fedretain.cli import main\n"
         f"sys.argv = ['fedretain', 'run', {str(experiment)!r}, '--out', {str(out)!r}, '--quiet']\n"

@@ -4,6 +4,7 @@ from fedretain.config.reading import Variant, expand_variants, make_experiment, 
 from fedretain.config.settings import (
     LOSS_SUPPLIED,
     PARTITION_SUPPLIED,
+    EvaluateSettings,
     Experiment,
     LocalSettings,
     PartitionSettings,
@@ -14,6 +15,7 @@ from fedretain.config.settings import (
 __all__ = [
     "LOSS_SUPPLIED",
     "PARTITION_SUPPLIED",
+    "EvaluateSettings",
     "Experiment",
     "LocalSettings",
     "PartitionSettings",

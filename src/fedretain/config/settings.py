@@ -21,6 +21,7 @@ from fedretain.methods.chain import parts
 from fedretain.models import MODELS
 from fedretain.models import SUPPLIED as MODEL_SUPPLIED
 from fedretain.optimizers import SGD, Adam, LocalOptimizer, ServerOptimizer, ServerRule
+from fedretain.runs.trackers import TRACKERS
 
 PARTITION_SUPPLIED = ("labels", "values", "seed")
 LOSS_SUPPLIED = ("logits", "labels", "class_counts")
@@ -124,8 +125,17 @@ class EvaluateSettings(Section):
     """When the global model meets the test set; the last round always does. 0 means only then."""
 
     every: Annotated[int, Field(ge=0)] = 1
-    batch_size: Annotated[int, Field(ge=1)] = 1000
+    batch_size: Annotated[int, Field(ge=1)] = 500
     personalised: bool = False
+    targets: tuple[Annotated[float, Field(gt=0, le=1)], ...] = (0.5, 0.9)
+    reference: Annotated[float, Field(gt=0, le=1)] | None = None
+
+    @pydantic.field_validator("targets")
+    @classmethod
+    def _ascending(cls, value: tuple[float, ...]) -> tuple[float, ...]:
+        if list(value) != sorted(set(value)):
+            raise ValueError("must be in ascending order, each once")
+        return value
 
 
 class ForgettingSettings(Section):
@@ -153,7 +163,10 @@ class CheckpointSettings(Section):
 class EngineSettings(Section):
     """What runs the clients, and how much memory the states of stateful methods may take before they go to disk."""
 
-    name: Literal["auto", "loop"] = "auto"
+    name: Literal["auto", "loop", "workers", "vectorised", "graphed"] = "auto"
+    workers: Annotated[int, Field(ge=1)] | None = None
+    inner: Literal["loop", "vectorised"] = "loop"
+    stack: bool = True
     state_memory: Annotated[int, Field(ge=0)] = 2**30
     state_precision: Literal["full", "half"] = "full"
 
@@ -194,6 +207,7 @@ class Experiment(Section):
     seed: Annotated[int, Field(ge=0)] = 0
     rounds: Annotated[int, Field(ge=0)] = 10
     participation: int | float = 1.0
+    training: Literal["federated", "centralised"] = "federated"
     data: DataSettings = DataSettings()
     partition: PartitionSettings = Field(default={}, validate_default=True)
     model: Component = Field(default="mlp", validate_default=True)
@@ -205,6 +219,7 @@ class Experiment(Section):
     forgetting: ForgettingSettings = ForgettingSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     engine: EngineSettings = EngineSettings()
+    track: tuple[Component, ...] = ()
     device: str = "auto"
     precision: Literal["float32", "float64", "bfloat16"] = "float32"
 
@@ -270,6 +285,21 @@ class Experiment(Section):
         members = parts(given) if isinstance(given, Method) else given if isinstance(given, list | tuple) else [given]
         return tuple(_whole_component("method", METHODS, described(member)) for member in members)
 
+    @pydantic.field_validator("track", mode="before")
+    @classmethod
+    def _whole_trackers(cls, given: Any) -> Any:
+        members = given if isinstance(given, list | tuple) else [given]
+        trackers = {}
+        for member in members:
+            chosen = _as_mapping("track", member)
+            name = chosen.pop("name", None)
+            if not isinstance(name, str):
+                raise ConfigError(f"track.name: must be text (given: {name!r}); valid: {', '.join(sorted(TRACKERS))}")
+            if name in trackers:
+                raise ConfigError(f"track: {name!r} stands there twice; name each tracker once")
+            trackers[name] = {"name": name, **complete("track", find("tracker", TRACKERS, name), chosen)}
+        return tuple(trackers.values())
+
     def build_method(self) -> Method:
         """The chain of methods, checked against each other and against the local settings."""
         members = [find("method", METHODS, member.name)(**member.parameters) for member in self.method]
@@ -317,7 +347,11 @@ class Experiment(Section):
         return hashlib.sha256(json.dumps(self.deciding(), sort_keys=True).encode()).hexdigest()[:8]
 
 
-NOT_DECIDING = ("name", "rounds", "data.root", "checkpoint.every", "engine.state_memory")
+NOT_DECIDING = (
+    *("name", "rounds", "data.root", "checkpoint.every", "engine.state_memory", "track"),
+    *("engine.workers", "engine.stack"),
+    *("evaluate.targets", "evaluate.reference"),
+)
 """Keys that change nothing in the numbers of a round: labels, lengths, places and savings."""
 
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from safetensors.torch import load, save
 from torch import Tensor
@@ -29,7 +29,7 @@ class Checkpoint(NamedTuple):
 
     state: ServerState
     clients: dict[int, int]
-    facts: dict[str, float]
+    facts: dict[str, Any]
 
     def to(self, device: str) -> Checkpoint:
         """The same on another device."""

@@ -111,12 +111,12 @@ torch.set_num_threads(1)
 import fedretain.engines.loop as loop
 number, experiment, out = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 train, calls = loop.LoopEngine.train, 0
-def stopped(self, received, cohort, states):
+def stopped(*arguments, **keys):
     global calls
     calls += 1
     if calls == 4:  # round 2 of the second variant
         os.kill(os.getpid(), number)
-    return train(self, received, cohort, states)
+    return train(*arguments, **keys)
 loop.LoopEngine.train = stopped
 from fedretain.cli import main
 sys.argv = ["fedretain", "compare", experiment, "--out", out, "--quiet"]
@@ -127,7 +127,7 @@ main()
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_stopped_and_compared_again(number: signal.Signals, tmp_path: Path, grid: dict[str, Any]) -> None:
     """Killed, interrupted or asked to end in the middle: what was finished stays, the rest comes out the same."""
-    grid["variants"] = {"loss": ["ce", "wsm"]}
+    grid |= {"variants": {"loss": ["ce", "wsm"]}, "engine": "loop"}
     fr.compare(grid, out=tmp_path / "whole")
     (tmp_path / "grid.yaml").write_text(yaml.safe_dump(grid, sort_keys=False))
     ran = subprocess.run(

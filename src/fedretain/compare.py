@@ -5,17 +5,24 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedretain.config import Variant, expand_variants, read_experiment
 from fedretain.data import Dataset
 from fedretain.errors import FedretainError, RunError
-from fedretain.experiment import Source, Watcher, run
+from fedretain.experiment import Source, build_world, run
 from fedretain.files import write_atomically
+from fedretain.keeping import Watcher
 from fedretain.runs.run import Run
+from fedretain.runs.trackers import Tracker
+from fedretain.runs.trackers.tracking import build_trackers
+from fedretain.together import Entry, groups, train_together
+
+if TYPE_CHECKING:
+    from fedretain.report import TrainingPair
 
 LONGEST_NAME = 150
 """Characters of a folder name; file systems end at 255."""
@@ -42,6 +49,20 @@ class Comparison(NamedTuple):
 
         return comparison_rows([run.path for run in self.runs.values()])
 
+    @property
+    def summaries(self) -> list[dict[str, Any]]:
+        """Every summary of accuracy and forgetting, and the rounds to each target; one row per setting."""
+        from fedretain.report import summary_rows
+
+        return summary_rows([run.path for run in self.runs.values()])
+
+    @property
+    def training_pairs(self) -> list[TrainingPair]:
+        """Forgetting events of the settings that were trained both federated and centralised."""
+        from fedretain.report import training_pairs
+
+        return training_pairs([run.path for run in self.runs.values()])
+
 
 def compare(
     source: Source,
@@ -52,28 +73,58 @@ def compare(
     watch: Watcher | None = None,
     begin: Callable[[Variant, int, int], None] | None = None,
     end: Callable[[Variant, Run], None] | None = None,
+    trackers: Sequence[Tracker] = (),
 ) -> Comparison:
     """Run every variant; a variant that fails is noted and the others go on.
 
     Without ``out`` the runs go to ``runs/NAME``. Calling it again goes on where it stopped. ``begin`` is called before
     a variant with its number and how many there are, ``end`` after one that finished, now or at an earlier call.
+    ``trackers`` follow every variant, one after the other, besides those under ``track``.
     """
     given = read_experiment(source, overrides)
     variants = expand_variants(given)
     path = Path(out) if out is not None else Path("runs") / variants[0].experiment.name
+    for variant in variants:
+        build_trackers(variant.experiment, trackers)  # what is missing for them is missing before anything is trained
     folders = {variant.name: directory_name(variant.name) for variant in variants}
     runs: dict[str, Run] = {}
     failures: list[Failure] = []
-    for number, variant in enumerate(variants):
-        if begin is not None:
-            begin(variant, number, len(variants))
-        folder = path / folders[variant.name]
+    group = variants[0].experiment.name
+    numbers = {variant.name: number for number, variant in enumerate(variants)}
+    begun: set[str] = set()
+
+    def announce(variant: Variant) -> None:
+        if begin is not None and variant.name not in begun:
+            begin(variant, numbers[variant.name], len(variants))
+        begun.add(variant.name)
+
+    def fail(variant: Variant, reason: str) -> None:
+        failures.append(Failure(variant.name, reason))
+
+    for entries in _stacks(variants, path, folders, data):
+        for entry in entries:
+            announce(entry.variant)
+        train_together(
+            entries, watch=watch, trackers=trackers, group=group, failed=lambda entry, why: fail(entry.variant, why)
+        )
+    for variant in variants:
+        if variant.name in [failure.variant for failure in failures]:
+            continue
+        announce(variant)
         try:
-            runs[variant.name] = run(variant.experiment, out=folder, resume=True, data=data, watch=watch)
+            runs[variant.name] = run(
+                variant.experiment,
+                out=path / folders[variant.name],
+                resume=True,
+                data=data,
+                watch=watch,
+                trackers=trackers,
+                group=group,
+            )
         except RunError:
             raise
         except FedretainError as error:
-            failures.append(Failure(variant.name, str(error)))
+            fail(variant, str(error))
             continue
         if end is not None:
             end(variant, runs[variant.name])
@@ -93,6 +144,25 @@ def compare(
 
         write_report([run.path for run in runs.values()], path / "report.html")
     return Comparison(path, runs, failures)
+
+
+def _stacks(
+    variants: Sequence[Variant], path: Path, folders: Mapping[str, str], data: Dataset | None
+) -> Iterator[list[Entry]]:
+    """Groups of variants that may train together; what is finished, or cannot be built, is left to ``run``."""
+    entries: list[Entry] = []
+    for variant in variants:
+        folder = path / folders[variant.name]
+        if (folder / "summary.json").exists() or not variant.experiment.engine.stack:
+            continue
+        try:
+            world = build_world(variant.experiment, data, entries[0].world if entries else None)
+        except FedretainError:
+            continue
+        entries.append(Entry(variant, folder, world))
+    for group in groups(entries):
+        if len(group) > 1:
+            yield group
 
 
 def directory_name(variant: str) -> str:

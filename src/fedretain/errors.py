@@ -25,12 +25,14 @@ class PartitionError(FedretainError):
 class TrainingError(FedretainError):
     """Training broke down; names the round and the client."""
 
-    def __init__(self, message: str, *, round: int, client: int | None = None) -> None:
+    def __init__(self, message: str, *, round: int, client: int | None = None, which: int | None = None) -> None:
         where = f"round {round}" if client is None else f"round {round}, client {client}"
         super().__init__(f"{where}: {message}")
         self.message = message
         self.round = round
         self.client = client
+        self.which = which
+        """The number of the experiment, where several train together and only this one broke down."""
 
 
 class RunError(FedretainError):

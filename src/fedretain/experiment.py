@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,34 +14,33 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedretain.centralised import check_centralised, train_centralised
 from fedretain.components import find
 from fedretain.config import Experiment, make_experiment, read_experiment
 from fedretain.data import Dataset, load_dataset
 from fedretain.data.federation import build_federation, split_examples
 from fedretain.data.transforms import Normalise
-from fedretain.engines import LoopEngine, World
+from fedretain.engines import Engine, World
 from fedretain.engines.engine import own_of
+from fedretain.engines.planner import Plan, build_engine, make_plan, processors
 from fedretain.engines.schedule import local_steps
 from fedretain.errors import ConfigError, RunError
 from fedretain.files import in_words
+from fedretain.keeping import Keeper, Watcher
 from fedretain.losses import LOSSES
 from fedretain.models import build_model
-from fedretain.probes import check_measures, evaluate
-from fedretain.rounds import initial_state, train_rounds
-from fedretain.runs.checkpoint import Checkpoint
+from fedretain.probes import check_measures
+from fedretain.rounds import train_rounds
 from fedretain.runs.clients import packed, worst_case_bytes
 from fedretain.runs.directory import RunDirectory
-from fedretain.runs.environment import describe_environment
-from fedretain.runs.metrics import Row
 from fedretain.runs.run import Run
-from fedretain.runs.summary import summarise
+from fedretain.runs.trackers import Tracker
+from fedretain.runs.trackers.tracking import Tracking, build_trackers
 from fedretain.tensors import size_in_bytes
 
 LOG = logging.getLogger("fedretain")
 
 Source = str | Path | Mapping[str, Any] | Experiment
-Watcher = Callable[[Experiment, Row], None]
-"""Called after every round with the experiment and the round's metrics."""
 
 
 def run(
@@ -52,19 +51,24 @@ def run(
     overrides: Sequence[str] = (),
     data: Dataset | None = None,
     watch: Watcher | None = None,
+    trackers: Sequence[Tracker] = (),
+    group: str | None = None,
 ) -> Run:
     """Run one experiment and return what it left behind.
 
     ``source`` is an experiment file, a mapping or an Experiment; ``overrides`` are ``key=value`` texts. Without ``out``
     a new directory below ``runs/`` is made. ``resume`` goes on where an earlier run of the same experiment stopped, to
     the same bits. ``data`` brings your own examples (``fedretain.from_arrays``) in place of ``data.name``.
+    ``trackers`` follow the run besides those under ``track``; ``group`` is the comparison that it belongs to, for them.
     """
     experiment = make_experiment(read_experiment(source, overrides))
     path = Path(out) if out is not None else default_directory(experiment, resume)
+    tracking = Tracking(build_trackers(experiment, trackers))
     world = build_world(experiment, data)
     _plan_client_states(experiment, world, path)
     with RunDirectory.opened(path, experiment, resume=resume) as directory:
-        _run_in(directory, experiment, world, watch)
+        keeper = Keeper(directory, experiment, world, tracking, watch=watch, group=group)
+        _run_in(keeper, experiment, world)
         if find_spec("plotly") is not None:
             from fedretain.report import write_report
 
@@ -80,8 +84,11 @@ def default_directory(experiment: Experiment, resume: bool) -> Path:
     return tries[free - 1] if resume and free else tries[free]
 
 
-def build_world(experiment: Experiment, data: Dataset | None = None) -> World:
-    """Everything that stays the same from round to round; all that can be refused is refused here."""
+def build_world(experiment: Experiment, data: Dataset | None = None, beside: World | None = None) -> World:
+    """Everything that stays the same from round to round; all that can be refused is refused here.
+
+    A world made ``beside`` another one of the same data shares its examples.
+    """
     device, dtype = find_device(experiment.device), _dtype(experiment)
     if experiment.precision == "bfloat16" and device.type == "cpu":
         raise ConfigError(
@@ -90,6 +97,8 @@ def build_world(experiment: Experiment, data: Dataset | None = None) -> World:
     method = experiment.build_method()
     local = method.local(experiment.local)
     check_measures(experiment.forgetting.measures, method)
+    if experiment.training == "centralised":
+        check_centralised(experiment)
     dataset = data if data is not None else load_data(experiment)
     train, validation = split_examples(dataset, experiment.partition, experiment.seed)
     experiment.cohort_size(len(train))
@@ -98,6 +107,8 @@ def build_world(experiment: Experiment, data: Dataset | None = None) -> World:
     settings = experiment.data
     normalise = Normalise.fit(dataset, settings.normalise, mean=settings.mean, std=settings.std)
     federation = build_federation(dataset, train, validation, normalise, device=device, dtype=dtype)
+    if beside is not None:
+        federation = federation.sharing(beside.federation)
     model = build_model(
         experiment.model.name,
         federation.shape,
@@ -147,41 +158,39 @@ def find_device(name: str) -> torch.device:
     return device
 
 
-def _run_in(directory: RunDirectory, experiment: Experiment, world: World, watch: Watcher | None) -> None:
-    """Start or go on, save on the way and whatever happens, and finish with a summary."""
-    found, rows = directory.last_good()
-    _describe(directory, experiment, world, fresh=found is None)
-    if found is None:
-        state = initial_state(experiment, world)
-        first = evaluate(world, state.params, state.buffers, experiment.evaluate.batch_size)
-        last = Checkpoint(state, {}, {"initial_accuracy": first["test_accuracy"]})
+def _run_in(keeper: Keeper, experiment: Experiment, world: World) -> None:
+    """Start or go on, keep every round, and finish with a summary whatever happens on the way."""
+    with contextlib.ExitStack() as held:
+        if experiment.training == "centralised":
+            keeper.begin()
+            rounds = train_centralised(experiment, world, keeper.last)
+        else:
+            engine = held.enter_context(contextlib.closing(planned_engine(keeper, experiment, world)))
+            keeper.begin()
+            rounds = train_rounds(experiment, world, engine, keeper.last, keeper.directory.store)
+        with keeper.saving():
+            for ended in rounds:
+                keeper.keep(ended)
+    keeper.finish()
+
+
+def planned_engine(keeper: Keeper, experiment: Experiment, world: World) -> Engine:
+    """The engine of the experiment; a run that goes on keeps the one it began with, and so its bits."""
+    left = experiment.rounds - keeper.last.state.round
+    began = keeper.last.facts.get("engine")
+    if began is not None and experiment.engine.name == "auto":
+        plan = Plan(began["name"], began["inner"], experiment.engine.workers or processors(), "")
     else:
-        last = found.to(str(world.federation.device))
-    try:
-        directory.save(last)
-        for reached, row, records in train_rounds(experiment, world, LoopEngine(world), last, directory.store):
-            for folder, arrays in records.items():
-                directory.write_arrays(f"{folder}/round-{reached.state.round:06d}.npz", **arrays)
-            directory.append(row)
-            rows.append(row)
-            before, last = last, reached
-            directory.advance(before, last, row["clients"]["id"])
-            if directory.checkpoint_is_due(last.state.round):
-                directory.save(last)
-            if watch is not None:
-                watch(experiment, row)
-    except BaseException:
-        if last.state.round == len(rows):
-            with contextlib.suppress(RunError):
-                directory.save(last)
-        raise
-    directory.save(last)
-    directory.write_json("summary.json", summarise(rows, last.facts["initial_accuracy"], world.federation.clients))
+        plan = make_plan(world, experiment.engine, experiment.cohort_size(world.federation.clients), left)
+    keeper.note(engine={"name": plan.name, "inner": plan.inner})
+    if plan.why:
+        LOG.info("engine: %s, %s", plan.label, plan.why)
+    return build_engine(world, plan)
 
 
 def _plan_client_states(experiment: Experiment, world: World, path: Path) -> None:
     """Say how much disk the clients' states can take at worst, and refuse a run that could not finish for it."""
-    if not world.method.uses("init_client"):
+    if experiment.training == "centralised" or not world.method.uses("init_client"):
         return
     federation = world.federation
     largest = int(np.argmax(federation.train.sizes))
@@ -200,30 +209,6 @@ def _plan_client_states(experiment: Experiment, world: World, path: Path) -> Non
             "engine.state_precision: half, or a larger disk (--out)"
         )
     LOG.info("%s (%s are free), at most %s in memory", told, in_words(free), in_words(experiment.engine.state_memory))
-
-
-def _describe(directory: RunDirectory, experiment: Experiment, world: World, *, fresh: bool) -> None:
-    """Record environment and partition; when going on, the data must be the same."""
-    federation = world.federation
-    facts = {
-        "fingerprint": federation.fingerprint,
-        "shape": list(federation.shape),
-        "classes": federation.classes,
-        "train_examples": len(federation.labels),
-        "test_examples": len(federation.test_labels),
-    }
-    if not fresh:
-        held = Run(directory.path).environment["data"]
-        if held["fingerprint"] != facts["fingerprint"]:
-            raise RunError(
-                f"{directory.path}: was made with other examples (data.name is {experiment.data.name!r}); "
-                "bring back the same data or choose another --out"
-            )
-        return
-    directory.write_json("environment.json", {**describe_environment(federation.device), "data": facts})
-    directory.write_partition(
-        federation.train, federation.validation, federation.all_class_counts(), federation.class_names
-    )
 
 
 def _dtype(experiment: Experiment) -> torch.dtype:

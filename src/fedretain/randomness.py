@@ -42,7 +42,7 @@ class Streams:
         """The stream ``(seed, purpose, *numbers)`` from its beginning; the one asked for before it is over."""
         key = derive(seed, self.purpose, *numbers)
         halves = np.array([key & (2**64 - 1), key >> 64], dtype=np.uint64)
-        self.bits.state = {**self.fresh, "state": {"counter": self.start, "key": halves}}
+        self.bits.state = self.fresh | {"state": {"counter": self.start, "key": halves}}  # type: ignore[assignment]
         return self.generator
 
 

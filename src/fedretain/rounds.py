@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -33,10 +33,18 @@ from fedretain.runs.checkpoint import Checkpoint
 from fedretain.runs.clients import ClientStore
 from fedretain.runs.metrics import Row
 from fedretain.server import ServerState, advance, download_bytes, example_weights, receive, upload_bytes
-from fedretain.tensors import Tensors
+from fedretain.tensors import Tensors, all_finite
 
 Records = dict[str, dict[str, np.ndarray]]
 """Arrays measured in a round, by the folder of the run directory that they go to."""
+
+
+class Ended(NamedTuple):
+    """A round that is over."""
+
+    reached: Checkpoint
+    row: Row
+    records: Records
 
 
 def initial_state(experiment: Experiment, world: World) -> ServerState:
@@ -49,90 +57,132 @@ def initial_state(experiment: Experiment, world: World) -> ServerState:
 
 def train_rounds(
     experiment: Experiment, world: World, engine: Engine, start: Checkpoint, store: ClientStore | None = None
-) -> Iterator[tuple[Checkpoint, Row, Records]]:
+) -> Iterator[Ended]:
     """The round loop. Yields where each round ended, its metrics, and the larger measurements that were due.
 
     What was yielded is never changed afterwards: whatever interrupts a round, the one before it can be saved. What a
     stateful method keeps for each client goes to the ``store``, by default one in memory.
     """
-    state, clients, facts = start
-    store = store if store is not None else ClientStore()
-    method, federation = world.method, world.federation
-    optimizer = experiment.server.build_optimizer()
-    size = experiment.cohort_size(federation.clients)
-    check_measures(experiment.forgetting.measures, method)
+    rounds = Rounds(experiment, world, start, store)
+    while not rounds.over:
+        order = rounds.open()
+        uploads = engine.train(order.received, order.cohort, order.states, local_models=order.measuring)
+        yield rounds.close(order, uploads)
 
-    def participants(round: int) -> np.ndarray:
-        return sample_cohort(experiment.seed, round, federation.clients, size)
 
-    while state.round < experiment.rounds:
+class Order(NamedTuple):
+    """What an engine is to do in a round."""
+
+    received: Received
+    cohort: np.ndarray
+    weights: Tensor
+    states: Callable[[int], Tensors | None]
+    measuring: bool
+    started: float
+
+
+class Rounds:
+    """The rounds of one experiment: each is opened, trained by an engine, and closed."""
+
+    def __init__(
+        self, experiment: Experiment, world: World, start: Checkpoint, store: ClientStore | None = None
+    ) -> None:
+        check_measures(experiment.forgetting.measures, world.method)
+        self.experiment, self.world = experiment, world
+        self.state, self.clients, self.facts = start
+        self.store = store if store is not None else ClientStore()
+        self.optimizer = experiment.server.build_optimizer()
+        self.size = experiment.cohort_size(world.federation.clients)
+
+    @property
+    def over(self) -> bool:
+        """Whether all rounds are done."""
+        return self.state.round >= self.experiment.rounds
+
+    def open(self) -> Order:
+        """Who takes part in the next round, and what they receive."""
+        experiment, method, state = self.experiment, self.world.method, self.state
         round = state.round + 1
-        started = time.perf_counter()
-
-        cohort = participants(round)
-        received = Received(state.params, state.buffers, method.broadcast(state.server), round)
+        cohort = self._participants(round)
         weights = example_weights(
-            federation.train.sizes[cohort],
+            self.world.federation.train.sizes[cohort],
             experiment.server.weights or method.averaging,
             next(iter(state.params.values())),
         )
-        measuring = _due(experiment.forgetting.every, round, experiment.rounds)
+        return Order(
+            Received(state.params, state.buffers, method.broadcast(state.server), round),
+            cohort,
+            weights,
+            partial(_state_of, self.clients, self.store, weights),
+            _due(experiment.forgetting.every, round, experiment.rounds),
+            time.perf_counter(),
+        )
 
-        ledger = Ledger(round, store, keep=measuring)
-        uploads = ledger.note(engine.train(received, cohort, partial(_state_of, clients, store, weights)))
-        reception, weights = receive(method, uploads, weights)
+    def close(self, order: Order, uploads: Iterable[Uploads], *, sharing: int = 1) -> Ended:
+        """Combine the uploads and measure. ``sharing`` experiments that train together share the time that it took."""
+        experiment, world, received = self.experiment, self.world, order.received
+        ledger = Ledger(received.round, self.store, keep=order.measuring)
+        reception, weights = receive(world.method, ledger.note(uploads), order.weights)
         state = advance(
-            state,
+            self.state,
             reception,
             received,
-            method,
-            optimizer,
-            participants=len(cohort),
-            population=federation.clients,
+            world.method,
+            self.optimizer,
+            participants=len(order.cohort),
+            population=world.federation.clients,
         )
-        _refuse_divergence(round, all(bool(value.isfinite().all()) for value in state.params.values()))
-        clients = clients | ledger.versions if ledger.versions else clients
+        _refuse_divergence(received.round, all_finite(state.params))
 
         trained = time.perf_counter()
-        row = ledger.row(cohort, weights.tolist(), federation) | {
-            "download_bytes": len(cohort) * download_bytes(received),
-            "seconds": trained - started,
+        row = ledger.row(order.cohort, weights.tolist(), world.federation) | {
+            "download_bytes": len(order.cohort) * download_bytes(received),
+            "seconds": (trained - order.started) / sharing,
         }
         records: Records = {}
-        if _due(experiment.evaluate.every, round, experiment.rounds, always_last=True):
+        if _due(experiment.evaluate.every, received.round, experiment.rounds, always_last=True):
             row |= evaluate(world, state.params, state.buffers, experiment.evaluate.batch_size)
-            _refuse_divergence(round, math.isfinite(row["test_loss"]))
+            _refuse_divergence(received.round, math.isfinite(row["test_loss"]))
             if experiment.evaluate.personalised:
                 personal = measure_personalised(world, state, experiment.evaluate.batch_size)
                 row |= means(client_accuracy=personal.plain, personalised_accuracy=personal.personalised)
                 records["personalised"] = personal.arrays()
-        if measuring:
-            forgetting = measure_forgetting(
-                world,
-                received,
-                ledger.kept,
-                state,
-                everyone=experiment.forgetting.clients == "all",
-                count_examples=experiment.forgetting.examples,
-                batch_size=experiment.evaluate.batch_size,
-            )
-            _add_forgetting(row, forgetting)
-            records["forgetting"] = forgetting.arrays()
-            moment = Moment(
-                world,
-                received,
-                ledger.kept,
-                state,
-                [participants(earlier) for earlier in range(max(1, round - EARLIER_ROUNDS), round)],
-                experiment.evaluate.batch_size,
-            )
-            for name in experiment.forgetting.measures:
-                measured = MEASURES[name](moment)
-                if measured is not None:
-                    row |= measured.numbers
-                    records[name] = measured.arrays
-        row["probe_seconds"] = time.perf_counter() - trained
-        yield Checkpoint(state, clients, facts), {"round": round, **row}, records
+        evaluated = time.perf_counter()
+        if order.measuring:
+            self._measure(received, ledger.kept, state, row, records)
+        row["evaluate_seconds"], row["measure_seconds"] = evaluated - trained, time.perf_counter() - evaluated
+        self.state = state
+        self.clients = self.clients | ledger.versions if ledger.versions else self.clients
+        return Ended(Checkpoint(state, self.clients, self.facts), {"round": received.round, **row}, records)
+
+    def _measure(
+        self, received: Received, uploads: list[Uploads], state: ServerState, row: dict[str, Any], records: Records
+    ) -> None:
+        """Forgetting, and whatever else the experiment file asks for."""
+        settings, batch_size = self.experiment.forgetting, self.experiment.evaluate.batch_size
+        forgetting = measure_forgetting(
+            self.world,
+            received,
+            uploads,
+            state,
+            everyone=settings.clients == "all",
+            count_examples=settings.examples,
+            batch_size=batch_size,
+        )
+        _add_forgetting(row, forgetting)
+        records["forgetting"] = forgetting.arrays()
+        earlier = range(max(1, received.round - EARLIER_ROUNDS), received.round)
+        moment = Moment(
+            self.world, received, uploads, state, [self._participants(round) for round in earlier], batch_size
+        )
+        for name in settings.measures:
+            measured = MEASURES[name](moment)
+            if measured is not None:
+                row |= measured.numbers
+                records[name] = measured.arrays
+
+    def _participants(self, round: int) -> np.ndarray:
+        return sample_cohort(self.experiment.seed, round, self.world.federation.clients, self.size)
 
 
 @dataclass

@@ -45,6 +45,11 @@ def squared_distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor
     return torch.stack([(value - b[name]).square().sum() for name, value in a.items()]).sum()
 
 
+def all_finite(a: Mapping[str, Tensor]) -> bool:
+    """Whether every entry is a number; the answer of all tensors is fetched from the device at once."""
+    return bool(torch.stack([value.isfinite().all() for value in a.values()]).all())
+
+
 def size_in_bytes(a: Mapping[str, Tensor]) -> int:
     """What sending these tensors costs, without framing."""
     return sum(value.numel() * value.element_size() for value in a.values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -80,6 +80,27 @@ class Federation:
     def device(self) -> torch.device:
         """Where the examples are."""
         return self.inputs.device
+
+    def sharing(self, other: Federation) -> Federation:
+        """The same federation on the examples that the other one holds, if these are the same."""
+        like = (
+            self.fingerprint == other.fingerprint
+            and self.inputs.dtype == other.inputs.dtype
+            and self.device == other.device
+            and self.normalise.dtype == other.normalise.dtype
+            and torch.equal(self.normalise.offset, other.normalise.offset)
+            and torch.equal(self.normalise.divisor, other.normalise.divisor)
+        )
+        if not like:
+            return self
+        return replace(
+            self,
+            inputs=other.inputs,
+            labels=other.labels,
+            test_inputs=other.test_inputs,
+            test_labels=other.test_labels,
+            normalise=other.normalise,
+        )
 
     def class_counts(self, client: int) -> Tensor:
         """How many training examples of each class a client holds."""

@@ -31,7 +31,10 @@ class Recording:
 
     reusable = True
 
-    def __init__(self, function: Callable[..., Any], carry: Any, moving: Any, fixed: Any) -> None:
+    def __init__(
+        self, function: Callable[..., Any], carry: Any, moving: Any, fixed: Any, *, for_capture: bool = False
+    ) -> None:
+        """``for_capture``: nothing is computed while recording, and a play leaves its arguments as they are."""
         groups = [tree_flatten(part) for part in (carry, moving, fixed)]
         specs = [spec for _, spec in groups]
         ends = [len(leaves) for leaves, _ in groups]
@@ -48,12 +51,14 @@ class Recording:
             return [*leaves_out, result]
 
         with torch.no_grad():
-            module = make_fx(flat)(*(leaf for leaves, _ in groups for leaf in leaves))
+            record = make_fx(flat, tracing_mode="fake" if for_capture else "real")
+            module = record(*(leaf for leaves, _ in groups for leaf in leaves))
         self.carried = ends[0]
         simplify(module.graph)
         if all(leaf.device.type == "cpu" for leaves, _ in groups for leaf in leaves if isinstance(leaf, Tensor)):
             pool_by_slices(module.graph)
-        update_in_place(module.graph, self.carried)
+        if not for_capture:
+            update_in_place(module.graph, self.carried)
         module.graph.eliminate_dead_code()
         module.recompile()
         self.module = module
@@ -104,14 +109,14 @@ def simplify(graph: fx.Graph) -> None:
         if node.op != "call_function" or not isinstance(node.args[0] if node.args else None, fx.Node):
             continue
         source = node.args[0]
-        same = _shape(node) is not None and _shape(node) == _shape(source)
+        same = shape_of(node) is not None and shape_of(node) == shape_of(source)
         if node.target in (aten.view.default, aten.expand.default, aten._unsafe_view.default, aten.reshape.default):
             if same:
                 node.replace_all_uses_with(source)
         elif node.target == aten.mul.Scalar and node.args[1] == 1 and same:
             node.replace_all_uses_with(source)
         elif node.target == aten.transpose.int and source.target == aten.transpose.int:
-            dimensions = len(_shape(node) or ())
+            dimensions = len(shape_of(node) or ())
             if {d % dimensions for d in node.args[1:]} == {d % dimensions for d in source.args[1:]}:
                 node.replace_all_uses_with(source.args[0])
     graph.eliminate_dead_code()
@@ -184,7 +189,7 @@ def update_in_place(graph: fx.Graph, carried: int) -> None:
             continue
         if set(new.users) != {output} or any(order[user] > order[new] for user in _readers(old)):
             continue
-        if _shape(gradient) != _shape(old) or _type(gradient) != _type(old):
+        if shape_of(gradient) != shape_of(old) or type_of(gradient) != type_of(old):
             continue
         owned = set(gradient.users) == {change} and _fresh(gradient)
         with graph.inserting_before(new):
@@ -258,12 +263,21 @@ def _fresh(node: fx.Node) -> bool:
     return node.target in _FRESH
 
 
-def _shape(node: Any) -> tuple[int, ...] | None:
+def views_into(node: fx.Node) -> fx.Node:
+    """The node whose memory this one may lie in; itself where that is new."""
+    while node.target in _VIEWS and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return node
+
+
+def shape_of(node: Any) -> tuple[int, ...] | None:
+    """The shape that was recorded, or None where there is no tensor."""
     value = node.meta.get("val", node.meta.get("tensor_meta")) if isinstance(node, fx.Node) else None
     shape = getattr(value, "shape", None)
     return None if shape is None else tuple(shape)
 
 
-def _type(node: fx.Node) -> Any:
+def type_of(node: fx.Node) -> Any:
+    """The type of numbers that was recorded."""
     value = node.meta.get("val", node.meta.get("tensor_meta"))
     return getattr(value, "dtype", None)

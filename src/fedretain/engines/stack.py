@@ -13,7 +13,7 @@ from fedretain.data.federation import Federation
 from fedretain.data.transforms import crop_flip, draw_crop_flip
 from fedretain.engines.engine import World
 from fedretain.engines.schedule import Schedule, schedule
-from fedretain.methods import Batch, Method, Own
+from fedretain.methods import Batch, Method, Own, Received
 from fedretain.randomness import stream
 from fedretain.tensors import Tensors
 
@@ -28,12 +28,23 @@ class Member(NamedTuple):
     client: int
     state: Tensors | None
     """What it kept from its last round; None when it is seen for the first time."""
+    which: int = 0
+    """The number of its experiment within the stack."""
 
     @property
     def examples(self) -> int:
         """How many training examples it holds."""
         offsets = self.world.federation.train.offsets
         return int(offsets[self.client + 1] - offsets[self.client])
+
+
+class Work(NamedTuple):
+    """A round of one experiment, as an engine is asked to do it."""
+
+    received: Received
+    cohort: np.ndarray
+    states: Callable[[int], Tensors | None]
+    local_models: bool
 
 
 class Stack(NamedTuple):
@@ -52,13 +63,14 @@ class Stack(NamedTuple):
         """The batches of a step; ``weights`` only where some are shorter than others."""
         federation, at = self.members[0].world.federation, self.rows[step]
         weights = None if self.full[step] else self.real[step]
-        if self.draws is None:
+        if self.draws is None and self.own.data.inputs is not self.own.data.labels:
             inputs, labels = self.own.data.inputs.flatten(0, 1), self.own.data.labels.flatten(0, 1)
             return Batch(inputs[at], labels[at], weights)
         chosen = self.numbers.flatten()[at]
-        draws, raw = self.draws[step], federation.inputs[chosen]
-        cropped = crop_flip(raw.flatten(0, 1), draws.flatten(0, 1)).reshape(raw.shape)
-        return Batch(federation.normalise(cropped), federation.labels[chosen], weights)
+        raw = federation.inputs[chosen]
+        if self.draws is not None:
+            raw = crop_flip(raw.flatten(0, 1), self.draws[step].flatten(0, 1)).reshape(raw.shape)
+        return Batch(federation.normalise(raw), federation.labels[chosen], weights)
 
     rows: Tensor
     """[steps, clients, batch]: positions in the clients' data laid end to end."""
@@ -68,12 +80,16 @@ class Stack(NamedTuple):
     """[steps]: whether no client's batch has padding."""
 
 
-def stack(members: Sequence[Member], round: int) -> Stack:
-    """Put clients side by side; their examples go to one shape, with weight 0 for padding."""
+def stack(members: Sequence[Member], round: int, *, gather: bool = True) -> Stack:
+    """Put clients side by side; their examples go to one shape, with weight 0 for padding.
+
+    Where no hook looks at a client's data, they are gathered only if asked for (``gather``); batches are then read
+    from the dataset.
+    """
     world = members[0].world
     federation, local = world.federation, world.local
     sizes = np.array([member.examples for member in members])
-    even = _all_alike(federation)
+    even = all(_all_alike(world.federation) for world in {id(m.world): m.world for m in members}.values())
     room = int(sizes.max()) if even else roomy(int(sizes.max()))
     width = min(local.batch_size, room)
     plan = schedule([(m.world.seed, m.client) for m in members], round, sizes.tolist(), local, width)
@@ -90,7 +106,7 @@ def stack(members: Sequence[Member], round: int) -> Stack:
     classes.scatter_add_(1, labels, real.to(torch.int64))
     dtype = federation.normalise.dtype
     augmented = local.augment != "none"
-    needs_data = not augmented or any(world.method.uses(hook) for hook in CLIENT_HOOKS)
+    needs_data = (gather and not augmented) or any(world.method.uses(hook) for hook in CLIENT_HOOKS)
     inputs = federation.normalise(federation.inputs[at]) if needs_data else labels
     own = Own(
         data=Batch(inputs, labels, None if bool((sizes == room).all()) else real.to(dtype)),

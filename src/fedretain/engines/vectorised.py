@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +15,8 @@ from fedretain.engines.engine import Uploads, World, batch_norm_advice
 from fedretain.engines.functional import Carry, FunctionalModel, FunctionalTask, Moving, local_step
 from fedretain.engines.recording import Recording, RoundWatch, WatchedReceived
 from fedretain.engines.schedule import local_steps
-from fedretain.engines.stack import CLIENT_HOOKS, Member, Stack, in_buckets, kept_states, per_example_state, stack
+from fedretain.engines.stack import CLIENT_HOOKS, Member, Stack, Work, in_buckets, kept_states, per_example_state, stack
+from fedretain.engines.varied import Varied
 from fedretain.errors import FedretainError, TrainingError
 from fedretain.methods import Batch, Own, Received
 from fedretain.tensors import Tensors, size_in_bytes
@@ -27,10 +28,21 @@ OVERHEAD = 16.0
 
 
 class VectorisedEngine:
-    """Trains all participants of a round together."""
+    """Trains all participants of a round together, those of several experiments too where their shapes are the same.
 
-    def __init__(self, world: World, at_once: int | None = None) -> None:
-        self.world = world
+    With several ``worlds`` every client has its own experiment's received model, rate, loss and method's numbers.
+    """
+
+    gathers = True
+    """Whether batches are cut from the clients' own data; if not, they are read from the dataset."""
+    for_capture = False
+    """Whether recorded steps are captured for a GPU rather than played."""
+
+    def __init__(self, *worlds: World, at_once: int | None = None) -> None:
+        self.worlds = worlds
+        self.world = world = worlds[0]
+        self.many = len(worlds) > 1
+        self.varied = Varied.of(worlds)
         self.at_once = at_once
         self.model = FunctionalModel(world)
         self.recordings: dict[Any, Recording] = {}
@@ -51,17 +63,29 @@ class VectorisedEngine:
         local_models: bool = True,
     ) -> Iterator[Uploads]:
         """Yield the uploads of the cohort in its order, as many clients at a time as memory holds."""
-        room = self.at_once or clients_in_memory(self.world, received)
-        for start in range(0, len(cohort), room):
-            part = cohort[start : start + room]
-            members = [Member(self.world, client, states(client)) for client in part.tolist()]
-            for uploads in self._train(received, members):
-                yield uploads if local_models else uploads._replace(params={})
+        for _, uploads in self.train_all([Work(received, cohort, states, local_models)]):
+            yield uploads
+
+    def train_all(self, works: Sequence[Work]) -> Iterator[tuple[int, Uploads]]:
+        """The same for all experiments at once, one piece of work for each; yields which of them, and its uploads."""
+        everyone = [(which, client) for which, work in enumerate(works) for client in work.cohort.tolist()]
+        room = self.at_once or clients_in_memory(self.world, works[0].received)
+        for start in range(0, len(everyone), room):
+            part = everyone[start : start + room]
+            members = [Member(self.worlds[which], client, works[which].states(client), which) for which, client in part]
+            done = 0
+            for uploads in self._train([work.received for work in works], members):
+                owners = [member.which for member in members[done : done + len(uploads.clients)]]
+                done += len(owners)
+                for which in sorted(set(owners)):
+                    first, count = owners.index(which), owners.count(which)
+                    own = uploads if count == len(owners) else _part(uploads, first, first + count)
+                    yield which, own if works[which].local_models else own._replace(params={})
 
     def close(self) -> None:
         """Nothing is held outside this process."""
 
-    def _train(self, received: Received, members: Sequence[Member]) -> Iterator[Uploads]:
+    def _train(self, received: Sequence[Received], members: Sequence[Member]) -> Iterator[Uploads]:
         try:
             with torch.no_grad():
                 yield from self._in_order(received, members)
@@ -71,27 +95,38 @@ class VectorisedEngine:
             raise TrainingError(
                 f"local training failed: {error}{batch_norm_advice(error)}; engine: loop trains client by client and "
                 "says which",
-                round=received.round,
+                round=received[0].round,
             ) from error
 
-    def _in_order(self, received: Received, members: Sequence[Member]) -> Iterator[Uploads]:
+    def _in_order(self, received: Sequence[Received], members: Sequence[Member]) -> Iterator[Uploads]:
         """Train in buckets of like clients; give back in the order asked for."""
         steps = np.array([local_steps(member.examples, self.world.local) for member in members])
         buckets = in_buckets(steps, lambda clients: OVERHEAD + clients)
-        parts = [
-            self._train_stack(received, stack([members[at] for at in bucket], received.round)) for bucket in buckets
-        ]
-        chunks = [chunk for part in parts for chunk in self._apart(part, members)]
+        round = received[0].round
+        chunks = []
+        for bucket in buckets:
+            clients = stack([members[at] for at in bucket], round, gather=self.gathers)
+            chunks += self._apart(self._train_stack(self._received(received, clients), clients), clients)
         yield from in_order(chunks, np.concatenate(buckets))
 
-    def _apart(self, uploads: Uploads, members: Sequence[Member]) -> list[Uploads]:
+    def _received(self, received: Sequence[Received], clients: Stack) -> Received:
+        """What the clients received: one copy for everybody, or each what its own experiment sent."""
+        if not self.many:
+            return received[0]
+        which = torch.tensor([member.which for member in clients.members], device=self.world.federation.device)
+
+        def each(kind: str) -> Tensors:
+            parts = [getattr(sent, kind) for sent in received]
+            return {name: torch.stack([part[name] for part in parts])[which] for name in parts[0]}
+
+        return Received(each("params"), each("buffers"), each("server"), received[0].round)
+
+    def _apart(self, uploads: Uploads, clients: Stack) -> list[Uploads]:
         """One by one where a state has an entry per example, without the padding of others; else all together."""
         if not self.per_example:
             return [uploads]
-        sizes = {member.client: member.examples for member in members}
         return [
-            _only(uploads, index, self.per_example, sizes[client])
-            for index, client in enumerate(uploads.clients.tolist())
+            _only(uploads, index, self.per_example, member.examples) for index, member in enumerate(clients.members)
         ]
 
     def _train_stack(self, received: Received, clients: Stack) -> Uploads:
@@ -99,31 +134,31 @@ class VectorisedEngine:
         world, method = self.world, self.world.method
         count = len(clients.members)
         own = clients.own
-        lr = world.local.lr_of_round(received.round)
+        lr = self._rates(received.round, clients)
+        each = Each(received, own, self.varied.numbers(clients), lr)
         if self.uses_own:
-            own = own._replace(state=self._states(received, clients))
+            own = own._replace(state=self._states(each, clients))
+            each = each._replace(own=own)
             if method.uses("prepare"):
-                prepared = self._mapped(received, own, lr, lambda own, task: method.prepare(received, own, task))
-                own = own._replace(prepared=prepared)
+                own = own._replace(prepared=self._prepared(each))
+                each = each._replace(own=own)
 
-        params = {name: _repeat(value, count) for name, value in received.params.items()}
-        buffers = {name: _repeat(value, count) for name, value in received.buffers.items()}
+        params = {name: self._start(value, count) for name, value in received.params.items()}
+        buffers = {name: self._start(value, count) for name, value in received.buffers.items()}
         optimizer = world.local.build_optimizer()
         carry = Carry(params, buffers, optimizer.init(params))
-        carry, history = self._steps(received, clients, own, carry, lr)
+        carry, history = self._steps(each, clients, carry)
 
-        self._refuse_divergence(history, carry.params, clients, received.round, lr)
+        self._refuse_divergence(history, carry.params, clients, received.round)
         delta = {name: value - received.params[name] for name, value in carry.params.items()}
         state, extras = own.state, {}
         if self.uses_own:
             delta = self._mapped(
-                received, own, lr, lambda own, task, delta: method.upload(delta, received, own, task), delta
+                each, lambda m, received, own, task, delta: m.upload(delta, received, own, task), delta
             )
             state, extras = self._mapped(
-                received,
-                own,
-                lr,
-                lambda own, task, carry: method.finish(carry.params, received, own, task),
+                each,
+                lambda m, received, own, task, carry: m.finish(carry.params, received, own, task),
                 carry,
                 buffers=carry.buffers,
             )
@@ -139,47 +174,68 @@ class VectorisedEngine:
             steps=clients.plan.steps,
         )
 
-    def _steps(self, received: Received, clients: Stack, own: Own, carry: Carry, lr: float) -> tuple[Carry, Tensor]:
+    def _prepared(self, each: Each) -> Tensors:
+        """What the method makes of the received model before local training."""
+        prepared: Tensors = self._mapped(each, lambda m, received, own, task: m.prepare(received, own, task))
+        return prepared
+
+    def _rates(self, round: int, clients: Stack) -> float | Tensor:
+        """η of the round, or of each client where the experiments differ."""
+        if not self.many:
+            return self.world.local.lr_of_round(round)
+        rates = [member.world.local.lr_of_round(round) for member in clients.members]
+        return torch.tensor(rates, dtype=self.world.federation.normalise.dtype, device=self.world.federation.device)
+
+    def _start(self, value: Tensor, count: int) -> Tensor:
+        """A received tensor once for every client, in memory of its own."""
+        return value.clone() if self.many else _repeat(value, count)
+
+    def _steps(self, each: Each, clients: Stack, carry: Carry) -> tuple[Carry, Tensor]:
         """All local steps; the losses [steps, clients], 0 where a client has done all its steps."""
         dtype, device = self.world.federation.normalise.dtype, self.world.federation.device
         total, count = clients.plan.lengths.shape
         indices = torch.arange(total, device=device)
-        rates = torch.from_numpy((clients.plan.lengths > 0) * lr).to(device, dtype)
-        idle = (clients.plan.lengths == 0).any(1).tolist()
+        busy = torch.from_numpy(clients.plan.lengths > 0).to(device, dtype)
+        rates = busy * each.lr
+        idle = [self.many or some for some in (clients.plan.lengths == 0).any(1).tolist()]
         one_rate = rates.flatten()[:1].reshape(())
         leaves, spec = tree_flatten(carry)
-        fixed = self._fixed(received, own)
+        fixed = self._fixed(each)
         fixed_leaves = tree_flatten(fixed)[0]
         history = torch.zeros(total, count, dtype=dtype, device=device)
         for step in range(total):
             batch = clients.batch(step)
             moving = (batch, Moving(indices[step], rates[step] if idle[step] else one_rate))
-            key = (count, batch.inputs.shape, batch.weights is None, idle[step], own.data.labels.shape)
+            key = (count, batch.inputs.shape, batch.weights is None, idle[step], each.own.data.labels.shape)
             recording = self.recordings.get(key)
             if recording is None:
-                recording = self._record(tree_unflatten(leaves, spec), moving, fixed, received.round, idle[step])
+                recording = self._record(tree_unflatten(leaves, spec), moving, fixed, each.received.round, idle[step])
                 if recording.reusable:
                     self.recordings[key] = recording
             leaves, history[step] = recording.play(leaves, tree_flatten(moving)[0], fixed_leaves)
         return tree_unflatten(leaves, spec), history
 
-    def _fixed(self, received: Received, own: Own) -> tuple[Any, ...]:
+    def _fixed(self, each: Each) -> tuple[Any, ...]:
         """What a step reads and no step changes; a client's data only where a hook may look at it."""
+        received, own = each.received, each.own
         hooks = any(self.world.method.uses(hook) for hook in ("penalty", "direction", "step"))
         frozen = any(self.world.method.freezes(name) for name in received.params)
         server = received.server if hooks else {}
         params = received.params if hooks or frozen else {}
         data = own.data if hooks else Batch(own.data.labels, own.data.labels)
-        return (params, received.buffers if hooks else {}, server), own._replace(data=data)
+        return (params, received.buffers if hooks else {}, server), own._replace(data=data), each.numbers
 
     def _record(self, carry: Carry, moving: Any, fixed: Any, round: int, idle: bool) -> Recording:
         """Record a step of these shapes."""
         watch = RoundWatch()
         masked = idle and (self.world.method.uses("step") or bool(carry.buffers))
 
-        def one(carry: Carry, batch: Batch, moving: Moving, shared: Any, own: Own) -> tuple[Carry, Tensor]:
+        def one(
+            carry: Carry, batch: Batch, moving: Moving, shared: Any, own: Own, numbers: Tensors
+        ) -> tuple[Carry, Tensor]:
             received = WatchedReceived.of(shared, round, watch)
-            new, loss = local_step(self.world, self.model, carry, batch, moving, received, own)
+            world = self.varied.world(numbers)
+            new, loss = local_step(world, self.model, carry, batch, moving, received, own)
             if masked:
                 busy = moving.lr > 0
                 new = tree_unflatten(
@@ -191,44 +247,47 @@ class VectorisedEngine:
                 )
             return new, loss
 
-        def every(carry: Carry, moving: tuple[Batch, Moving], fixed: tuple[Any, Own]) -> tuple[Carry, Tensor]:
+        def every(carry: Carry, moving: tuple[Batch, Moving], fixed: tuple[Any, Own, Tensors]) -> tuple[Carry, Tensor]:
             batch, now = moving
-            shared, own = fixed
-            rates = 0 if idle else None
-            dims = (_dims(carry), _dims(batch), Moving(None, rates), None, _dims(own))  # type: ignore[arg-type]
-            return vmap(one, in_dims=dims)(carry, batch, now, shared, own)
+            shared, own, numbers = fixed
+            one_each = Moving(None, 0 if idle else None)  # type: ignore[arg-type]
+            sent = _dims(shared) if self.many else None
+            dims = (_dims(carry), _dims(batch), one_each, sent, _dims(own), _dims(numbers))
+            return vmap(one, in_dims=dims)(carry, batch, now, shared, own, numbers)
 
-        recording = Recording(every, carry, moving, fixed)
+        recording = Recording(every, carry, moving, fixed, for_capture=self.for_capture)
         recording.reusable = not watch.seen
         return recording
 
-    def _states(self, received: Received, clients: Stack) -> Tensors:
+    def _states(self, each: Each, clients: Stack) -> Tensors:
         """What the clients kept."""
-        method = self.world.method
-        if not method.uses("init_client"):
+        if not self.world.method.uses("init_client"):
             return {}
-        own = clients.own
-        fresh = vmap(lambda own: method.init_client(received.params, own), in_dims=(_dims(own),))(own)
+        fresh = self._mapped(each, lambda m, received, own, task: m.init_client(received.params, own))
         return kept_states(clients.members, fresh, clients.own.data.labels.shape[1], self.per_example)
 
-    def _mapped(
-        self,
-        received: Received,
-        own: Own,
-        lr: float,
-        hook: Callable[..., Any],
-        *more: Any,
-        buffers: Tensors | None = None,
-    ) -> Any:
+    def _mapped(self, each: Each, hook: Callable[..., Any], *more: Any, buffers: Tensors | None = None) -> Any:
         """A hook of every client."""
+        received, round = each.received, each.received.round
 
-        def one(own: Own, buffers: Tensors, *more: Any) -> Any:
-            return hook(own, FunctionalTask(self.world, self.model, own.class_counts, buffers, lr), *more)
+        def one(own: Own, shared: Any, buffers: Tensors, numbers: Tensors, lr: float | Tensor, *more: Any) -> Any:
+            params, sent_buffers, server = shared
+            world = self.varied.world(numbers)
+            task = FunctionalTask(world, self.model, own.class_counts, buffers, lr)
+            return hook(world.method, Received(params, sent_buffers, server, round), own, task, *more)
 
-        dims = (_dims(own), None if buffers is None else _dims(buffers), *(_dims(part) for part in more))
-        return vmap(one, in_dims=dims)(own, received.buffers if buffers is None else buffers, *more)
+        shared = (received.params, received.buffers, received.server)
+        sent = _dims(shared) if self.many else None
+        own_buffers = received.buffers if buffers is None else buffers
+        dims = (
+            *(_dims(each.own), sent),
+            *(sent[1] if sent is not None and buffers is None else None if buffers is None else _dims(buffers),),
+            *(_dims(each.numbers), 0 if self.many else None),
+            *(_dims(part) for part in more),
+        )
+        return vmap(one, in_dims=dims)(each.own, shared, own_buffers, each.numbers, each.lr, *more)
 
-    def _refuse_divergence(self, history: Tensor, params: Tensors, clients: Stack, round: int, lr: float) -> None:
+    def _refuse_divergence(self, history: Tensor, params: Tensors, clients: Stack, round: int) -> None:
         """Stop at the first loss or parameter that is no number, before it reaches the server."""
         sums = torch.stack([history.sum(0), *(value.flatten(1).sum(1) for value in params.values())])
         if bool(sums.isfinite().all()):
@@ -245,11 +304,23 @@ class VectorisedEngine:
             if bad
             else "the local parameters overflowed in the last step"
         )
+        member = clients.members[client]
+        lr = member.world.local.lr_of_round(round)
         raise TrainingError(
             f"training diverged: {what}; lower local.lr (it is {lr:g}) or look for broken inputs",
             round=round,
-            client=clients.members[client].client,
+            client=member.client,
+            which=member.which,
         )
+
+
+class Each(NamedTuple):
+    """What the hooks of every client are given."""
+
+    received: Received
+    own: Own
+    numbers: Tensors
+    lr: float | Tensor
 
 
 def _dims(tree: Any) -> Any:
@@ -299,23 +370,27 @@ def in_order(chunks: list[Uploads], positions: np.ndarray) -> Iterator[Uploads]:
     )
 
 
-def _only(uploads: Uploads, index: int, per_example: frozenset[str], examples: int) -> Uploads:
-    """One client's upload; its state without padding."""
-    here = slice(index, index + 1)
+def _part(uploads: Uploads, start: int, end: int) -> Uploads:
+    """The uploads of the clients from ``start`` to ``end``."""
+    here = slice(start, end)
 
     def cut(tensors: Tensors) -> Tensors:
         return {name: value[here] for name, value in tensors.items()}
 
-    state = {
-        name: value[here, :examples] if name in per_example else value[here] for name, value in uploads.state.items()
-    }
     return Uploads(
         clients=uploads.clients[here],
         params=cut(uploads.params),
         delta=cut(uploads.delta),
         buffers=cut(uploads.buffers),
         extras=cut(uploads.extras),
-        state=state,
+        state=cut(uploads.state),
         train_loss=uploads.train_loss[here],
         steps=uploads.steps[here],
     )
+
+
+def _only(uploads: Uploads, index: int, per_example: frozenset[str], examples: int) -> Uploads:
+    """One client's upload; its state without padding."""
+    alone = _part(uploads, index, index + 1)
+    state = {name: value[:, :examples] if name in per_example else value for name, value in alone.state.items()}
+    return alone._replace(state=state)

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -22,6 +23,7 @@ import numpy as np
 from fedretain.engines.engine import Uploads, World
 from fedretain.engines.schedule import local_steps
 from fedretain.engines.shared import SharedFile, dump
+from fedretain.engines.stack import Work
 from fedretain.engines.vectorised import clients_in_memory, in_order
 from fedretain.engines.worker import SLOTS, collect
 from fedretain.errors import ConfigError, TrainingError
@@ -36,14 +38,17 @@ MEMORY = {
 """Keep freed memory: fetching fresh pages for every activation costs more than some convolutions (glibc only)."""
 
 
-class WorkersEngine:
-    """Trains the participants of a round in worker processes."""
+Place = tuple[int, int]
+"""Which experiment, and the position in its cohort."""
 
-    def __init__(self, world: World, workers: int | None = None, inner: str = "loop") -> None:
-        if world.federation.device.type != "cpu":
+
+class WorkersEngine:
+    """Trains the participants of a round in worker processes; those of several experiments side by side."""
+
+    def __init__(self, *worlds: World, workers: int, inner: str = "loop") -> None:
+        if worlds[0].federation.device.type != "cpu":
             raise ConfigError("engine: workers is for the CPU; use auto, vectorised or graphed on an accelerator")
-        self.world, self.inner = world, inner
-        self.count = workers if workers is not None else processors()
+        self.worlds, self.inner, self.count = worlds, inner, workers
         self.pool: list[Worker] = []
         self.broadcast = SharedFile()
 
@@ -56,22 +61,27 @@ class WorkersEngine:
         local_models: bool = True,
     ) -> Iterator[Uploads]:
         """Yield the uploads of the cohort in its order, as soon as those before them are there."""
+        for _, uploads in self.train_all([Work(received, cohort, states, local_models)]):
+            yield uploads
+
+    def train_all(self, works: Sequence[Work]) -> Iterator[tuple[int, Uploads]]:
+        """The same for several experiments; yields which of them, and its uploads."""
         self._start()
+        round = works[0].received.round
         layouts, end = [], 0
-        for tensors in (received.params, received.buffers, received.server):
-            layout, end = self.broadcast.write(tensors, end)
-            layouts.append(layout)
+        for work in works:
+            for tensors in (work.received.params, work.received.buffers, work.received.server):
+                layout, end = self.broadcast.write(tensors, end)
+                layouts.append(layout)
         for worker in self.pool:
-            worker.send(("round", received.round, layouts), received.round)
-        if self.inner == "vectorised":
-            room = self.count * clients_in_memory(self.world, received)
-            for start in range(0, len(cohort), room):
-                part = cohort[start : start + room]
-                shares = [share for share in _even_shares(self._steps(part), self.count) if len(share)]
-                ended = self._run(received.round, part, shares, states, local_models)
-                yield from in_order([chunk for _, chunks in sorted(ended) for chunk in chunks], np.concatenate(shares))
-        else:
-            yield from self._one_by_one(received.round, cohort, states, local_models)
+            worker.send(("round", round, layouts), round)
+        places = [(which, at) for which, work in enumerate(works) for at in range(len(work.cohort))]
+        if self.inner == "loop":
+            yield from self._one_by_one(works, places)
+            return
+        room = self.count * clients_in_memory(self.worlds[0], works[0].received)
+        for start in range(0, len(places), room):
+            yield from self._in_shares(works, places[start : start + room])
 
     def close(self) -> None:
         """End the worker processes."""
@@ -79,57 +89,68 @@ class WorkersEngine:
             worker.close()
         self.pool = []
 
-    def _one_by_one(
-        self, round: int, cohort: np.ndarray, states: Callable[[int], Tensors | None], local_models: bool
-    ) -> Iterator[Uploads]:
+    def _one_by_one(self, works: Sequence[Work], places: list[Place]) -> Iterator[tuple[int, Uploads]]:
         """Every client is a unit; the longest first, so that no worker is left with a long one at the end."""
-        order = np.argsort(-self._steps(cohort), kind="stable")
-        waiting: dict[int, list[Uploads]] = {}
+        order = np.argsort(-self._steps(works, places), kind="stable").tolist()
+        waiting: dict[int, Uploads] = {}
         position = 0
-        units = [order[index : index + 1] for index in range(len(order))]
-        for number, uploads in self._run(round, cohort, units, states, local_models):
-            waiting[int(order[number])] = uploads
+        for number, ((_, uploads),) in self._run(works, [[places[at]] for at in order]):
+            waiting[order[number]] = uploads
             while position in waiting:
-                yield from waiting.pop(position)
+                yield places[position][0], waiting.pop(position)
                 position += 1
 
+    def _in_shares(self, works: Sequence[Work], places: list[Place]) -> Iterator[tuple[int, Uploads]]:
+        """Every worker gets a share of like work."""
+        order = np.argsort(-self._steps(works, places), kind="stable")
+        shares = [np.sort(order[start :: self.count]).tolist() for start in range(self.count)]
+        units = [[places[at] for at in share] for share in shares if share]
+        chunks: dict[int, list[Uploads]] = {}
+        positions: dict[int, list[int]] = {}
+        for number, uploads in sorted(self._run(works, units), key=lambda ended: ended[0]):
+            for which, chunk in uploads:
+                chunks.setdefault(which, []).append(chunk)
+            for which, at in units[number]:
+                positions.setdefault(which, []).append(at)
+        for which, parts in chunks.items():
+            offset = np.array(positions[which])
+            for uploads_in_order in in_order(parts, offset - offset.min()):
+                yield which, uploads_in_order
+
     def _run(
-        self,
-        round: int,
-        cohort: np.ndarray,
-        units: Sequence[np.ndarray],
-        states: Callable[[int], Tensors | None],
-        local_models: bool,
-    ) -> Iterator[tuple[int, list[Uploads]]]:
-        """Hand units (positions in the cohort) to whoever is free; yield them by their number as they end."""
+        self, works: Sequence[Work], units: Sequence[list[Place]]
+    ) -> Iterator[tuple[int, list[tuple[int, Uploads]]]]:
+        """Hand units to whoever is free; yield them by their number as they end."""
+        round = works[0].received.round
         todo = iter(enumerate(units))
         busy = 0
         for _ in range(SLOTS):
             for worker in self.pool:
                 if (unit := next(todo, None)) is not None:
-                    worker.order(*unit, cohort, states, local_models, round)
+                    worker.order(*unit, works)
                     busy += 1
-        lines = {worker.line: worker for worker in self.pool}
+        lines: dict[Any, Worker] = {worker.line: worker for worker in self.pool}
         while busy:
             for line in wait(list(lines)):
-                worker = lines[line]  # type: ignore[index]
-                number, uploads = worker.result(round)
+                number, uploads = lines[line].result(round)
                 busy -= 1
                 if (unit := next(todo, None)) is not None:
-                    worker.order(*unit, cohort, states, local_models, round)
+                    lines[line].order(*unit, works)
                     busy += 1
                 yield number, uploads
 
-    def _steps(self, cohort: np.ndarray) -> np.ndarray:
-        sizes = self.world.federation.train.sizes[cohort]
-        return np.array([local_steps(size, self.world.local) for size in sizes.tolist()])
+    def _steps(self, works: Sequence[Work], places: list[Place]) -> np.ndarray:
+        sizes = [self.worlds[which].federation.train.sizes[works[which].cohort[at]] for which, at in places]
+        local = self.worlds[0].local
+        steps = {size: local_steps(size, local) for size in {int(size) for size in sizes}}
+        return np.array([steps[int(size)] for size in sizes])
 
     def _start(self) -> None:
         if self.pool:
             return
         shared = SharedFile()
         try:
-            message = dump((self.world, self.inner), shared)
+            message = dump((self.worlds, self.inner), shared)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise ConfigError(f"engine: workers cannot be sent this experiment ({error}); use engine: loop") from error
         if b"__main__" in message:
@@ -140,6 +161,7 @@ class WorkersEngine:
         self.pool = [Worker(shared, self.broadcast) for _ in range(self.count)]
         for worker in self.pool:
             worker.begin(message)
+        shared.close()
 
 
 class Worker:
@@ -172,35 +194,30 @@ class Worker:
         """Send a message; a dead worker is an error with advice."""
         self._guarded(lambda: self.line.send(message), round)
 
-    def order(
-        self,
-        number: int,
-        unit: np.ndarray,
-        cohort: np.ndarray,
-        states: Callable[[int], Tensors | None],
-        local_models: bool,
-        round: int,
-    ) -> None:
+    def order(self, number: int, unit: list[Place], works: Sequence[Work]) -> None:
         """Hand over the unit with this number."""
-        clients = cohort[unit]
         slot = self.given % SLOTS
-        layouts, end = {}, 0
-        for client in clients.tolist():
-            if (state := states(client)) is not None:
-                layouts[client], end = self.inboxes[slot].write(state, end)
+        orders, end = [], 0
+        for which, group in groupby(unit, key=lambda place: place[0]):
+            clients = works[which].cohort[[at for _, at in group]]
+            layouts = {}
+            for client in clients.tolist():
+                if (state := works[which].states(client)) is not None:
+                    layouts[client], end = self.inboxes[slot].write(state, end)
+            orders.append((which, clients, layouts, works[which].local_models))
         self.numbers[self.given] = number
-        self.send(("train", self.given, clients, layouts, local_models), round)
+        self.send(("train", self.given, orders), works[0].received.round)
         self.given += 1
 
-    def result(self, round: int) -> tuple[int, list[Uploads]]:
-        """The next result on the line: the unit's number and its uploads."""
+    def result(self, round: int) -> tuple[int, list[tuple[int, Uploads]]]:
+        """The next result on the line: the unit's number and its uploads, by experiment."""
         while True:
             kind, *message = self._guarded(self.line.recv, round)
             if kind == "ready":
                 continue
             if kind == "failed":
-                _, text, client = message
-                raise TrainingError(text, round=round, client=client)
+                _, text, client, which = message
+                raise TrainingError(text, round=round, client=client, which=which)
             number, layout, facts = message
             return self.numbers.pop(number), collect(self.outboxes[number % SLOTS], layout, facts)
 
@@ -218,17 +235,6 @@ class Worker:
             raise TrainingError(
                 f"a worker process {how}{hint}; use fewer of them (engine.workers) or engine: loop", round=round
             ) from error
-
-
-def processors() -> int:
-    """How many processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _even_shares(steps: np.ndarray, count: int) -> list[np.ndarray]:
-    """Positions dealt out by falling number of steps, so that every share has like work."""
-    order = np.argsort(-steps, kind="stable")
-    return [order[start::count] for start in range(count)]
 
 
 def _end(process: subprocess.Popen[bytes], line: Connection, files: list[SharedFile]) -> None:

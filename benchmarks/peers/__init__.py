@@ -1,0 +1,1 @@
+"""Runners that know nothing of fedretain: each trains a given work in one framework, in its own environment."""

@@ -24,6 +24,7 @@ from fedretain.engines import Engine, World
 from fedretain.engines.engine import own_of
 from fedretain.engines.planner import Plan, build_engine, make_plan, processors
 from fedretain.engines.schedule import local_steps
+from fedretain.engines.workers import WorkerPool
 from fedretain.errors import ConfigError, RunError
 from fedretain.files import in_words
 from fedretain.keeping import Keeper, Watcher
@@ -64,11 +65,13 @@ def run(
     experiment = make_experiment(read_experiment(source, overrides))
     path = Path(out) if out is not None else default_directory(experiment, resume)
     tracking = Tracking(build_trackers(experiment, trackers))
-    world = build_world(experiment, data)
-    _plan_client_states(experiment, world, path)
-    with RunDirectory.opened(path, experiment, resume=resume) as directory:
+    with contextlib.ExitStack() as held:
+        pool = _early_workers(experiment, held)
+        world = build_world(experiment, data)
+        _plan_client_states(experiment, world, path)
+        directory = held.enter_context(RunDirectory.opened(path, experiment, resume=resume))
         keeper = Keeper(directory, experiment, world, tracking, watch=watch, group=group)
-        _run_in(keeper, experiment, world)
+        _run_in(keeper, experiment, world, pool)
         if find_spec("plotly") is not None:
             from fedretain.report import write_report
 
@@ -158,14 +161,22 @@ def find_device(name: str) -> torch.device:
     return device
 
 
-def _run_in(keeper: Keeper, experiment: Experiment, world: World) -> None:
+def _early_workers(experiment: Experiment, held: contextlib.ExitStack) -> WorkerPool | None:
+    """Worker processes that were asked for import while this one reads the data."""
+    asked = experiment.engine.name == "workers" and experiment.training == "federated"
+    if not asked or find_device(experiment.device).type != "cpu":
+        return None
+    return held.enter_context(contextlib.closing(WorkerPool(experiment.engine.workers or processors())))
+
+
+def _run_in(keeper: Keeper, experiment: Experiment, world: World, pool: WorkerPool | None) -> None:
     """Start or go on, keep every round, and finish with a summary whatever happens on the way."""
     with contextlib.ExitStack() as held:
         if experiment.training == "centralised":
             keeper.begin()
             rounds = train_centralised(experiment, world, keeper.last)
         else:
-            engine = held.enter_context(contextlib.closing(planned_engine(keeper, experiment, world)))
+            engine = held.enter_context(contextlib.closing(planned_engine(keeper, experiment, world, pool)))
             keeper.begin()
             rounds = train_rounds(experiment, world, engine, keeper.last, keeper.directory.store)
         with keeper.saving():
@@ -174,7 +185,7 @@ def _run_in(keeper: Keeper, experiment: Experiment, world: World) -> None:
     keeper.finish()
 
 
-def planned_engine(keeper: Keeper, experiment: Experiment, world: World) -> Engine:
+def planned_engine(keeper: Keeper, experiment: Experiment, world: World, pool: WorkerPool | None) -> Engine:
     """The engine of the experiment; a run that goes on keeps the one it began with, and so its bits."""
     left = experiment.rounds - keeper.last.state.round
     began = keeper.last.facts.get("engine")
@@ -185,7 +196,7 @@ def planned_engine(keeper: Keeper, experiment: Experiment, world: World) -> Engi
     keeper.note(engine={"name": plan.name, "inner": plan.inner})
     if plan.why:
         LOG.info("engine: %s, %s", plan.label, plan.why)
-    return build_engine(world, plan)
+    return build_engine(world, plan, pool)
 
 
 def _plan_client_states(experiment: Experiment, world: World, path: Path) -> None:

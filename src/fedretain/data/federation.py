@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,10 +41,20 @@ class Parts:
     def __getitem__(self, client: int) -> np.ndarray:
         return self.indices[self.offsets[client] : self.offsets[client + 1]]
 
-    @property
+    @cached_property
     def sizes(self) -> np.ndarray:
         """Examples per client."""
         return np.diff(self.offsets)
+
+    @cached_property
+    def largest(self) -> int:
+        """The most that any client holds."""
+        return int(self.sizes.max(initial=0))
+
+    @cached_property
+    def even(self) -> bool:
+        """Whether all clients hold the same number of examples."""
+        return bool((self.sizes == self.sizes[:1]).all())
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from fedretain.data.cache import cache_folder
 from fedretain.engines.engine import Engine, Uploads, World
 from fedretain.engines.loop import LoopEngine, one_thread
 from fedretain.engines.schedule import local_steps
+from fedretain.engines.shared import travels
 from fedretain.engines.stack import Work
 from fedretain.errors import FedretainError
 from fedretain.files import write_atomically
@@ -29,9 +30,12 @@ from fedretain.version import __version__
 
 if TYPE_CHECKING:
     from fedretain.config.settings import EngineSettings
+    from fedretain.engines.workers import WorkerPool
 
 SHORT, LONG = 2, 6
 """Local steps of the two trials; their difference is the time of a step, free of what a round costs once."""
+REPEATS = 3
+"""Runs of a trial; the first one records, and the quickest of the others counts."""
 NOT_WORTH_PLANNING = 10.0
 """Seconds: a run that the loop engine ends sooner starts at once."""
 WORTH_OTHER_BITS = 1.5
@@ -41,6 +45,9 @@ START = {"loop": 0.0, "vectorised": 1.5, "workers": 3.0, "graphed": 5.0}
 
 
 SAME_BITS = ("loop", "workers/loop")
+"""Engines whose numbers are the loop engine's to the bit."""
+Trial = Callable[[str, Callable[[World], Engine], np.ndarray, float], "Pace"]
+"""The pace of an engine, under its name, on some clients; a step slower than the last argument ends the trial."""
 
 
 class StackingEngine(Protocol):
@@ -94,13 +101,13 @@ def make_plan(world: World, settings: EngineSettings, cohort: int, rounds: int) 
     clients = _typical_cohort(world, cohort)
     steps = np.array([local_steps(size, world.local) for size in world.federation.train.sizes[clients].tolist()])
 
-    def pace(name: str, engine: Callable[[World], Engine], share: np.ndarray) -> Pace:
+    def pace(name: str, engine: Callable[[World], Engine], share: np.ndarray, too_slow: float) -> Pace:
         if name not in paces:
-            paces[name] = _timed(world, engine, share)
+            paces[name] = _timed(world, engine, share, too_slow)
         return paces[name]
 
     try:
-        alone = pace("loop", LoopEngine, clients[:1])
+        alone = pace("loop", LoopEngine, clients[:1], math.inf)
     except (FedretainError, RuntimeError, ValueError, TypeError, KeyError, MemoryError):
         # Training will break down too, and the loop engine says best where and why.
         return Plan("loop", "loop", workers, "")
@@ -121,7 +128,7 @@ def plan_for_all(worlds: Sequence[World], settings: EngineSettings, cohorts: Seq
     workers = settings.workers or processors()
     if settings.name != "auto":
         return None if settings.name == "loop" else Plan(settings.name, settings.inner, workers, "")
-    alone = make_plan(worlds[0], settings, cohorts[0], rounds)
+    alone = make_plan(worlds[0], settings, cohorts[0], rounds * len(worlds))
     one_by_one = len(worlds) * (START[alone.name] + rounds * alone.seconds)
     if one_by_one < NOT_WORTH_PLANNING:
         return None
@@ -150,12 +157,12 @@ def build_engine_for_all(worlds: Sequence[World], plan: Plan) -> StackingEngine:
     return VectorisedEngine(*worlds)
 
 
-def build_engine(world: World, plan: Plan) -> Engine:
-    """The engine of a plan."""
+def build_engine(world: World, plan: Plan, pool: WorkerPool | None = None) -> Engine:
+    """The engine of a plan; ``pool`` are worker processes that were started before."""
     if plan.name == "workers":
         from fedretain.engines.workers import WorkersEngine
 
-        return WorkersEngine(world, workers=plan.workers, inner=plan.inner)
+        return WorkersEngine(world, workers=plan.workers, inner=plan.inner, pool=pool)
     if plan.name == "vectorised":
         from fedretain.engines.vectorised import VectorisedEngine
 
@@ -172,48 +179,38 @@ def processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _candidates(
-    world: World,
-    pace: Callable[[str, Callable[[World], Engine], np.ndarray], Pace],
-    clients: np.ndarray,
-    steps: np.ndarray,
-    workers: int,
-) -> dict[str, float]:
+def _candidates(world: World, pace: Trial, clients: np.ndarray, steps: np.ndarray, workers: int) -> dict[str, float]:
     """Seconds a round of every engine that can do this work; one that fails its trial is left out."""
     from fedretain.engines.recorded import RecordedEngine
     from fedretain.engines.vectorised import VectorisedEngine
 
     found: dict[str, float] = {}
     longest = float(steps.max())
+    device = world.federation.device
 
-    def attempt(name: str, estimate: Callable[[], float]) -> None:
-        try:
-            found[name] = estimate()
-        except (FedretainError, RuntimeError, ValueError, TypeError, KeyError, MemoryError):
-            return
+    @contextlib.contextmanager
+    def attempt() -> Iterator[None]:
+        with contextlib.suppress(FedretainError, RuntimeError, ValueError, TypeError, KeyError, MemoryError):
+            yield
 
-    def stacked(label: str, engine: Callable[[World], Engine], share: np.ndarray) -> Callable[[], float]:
-        return lambda: pace(label, engine, share).round(longest)
-
-    if len(clients) > 1:
-        attempt("vectorised", stacked("vectorised", VectorisedEngine, clients))
-    if world.federation.device.type == "cuda":
+    if device.type == "cuda":
         from fedretain.engines.graphed import GraphedEngine
 
-        attempt("graphed", stacked("graphed", GraphedEngine, clients))
-    if world.federation.device.type != "cpu" or workers == 1 or not _can_travel(world):
+        with attempt():
+            found["graphed"] = pace("graphed", GraphedEngine, clients, math.inf).round(longest)
         return found
-    share = clients[: -(-len(clients) // workers)]
-
-    def one_after_another() -> float:
-        single = pace("recorded", RecordedEngine, clients[:1])
-        whole = sum(single.round(n) for n in steps.tolist())
-        return max(whole / min(workers, len(clients)), single.round(longest))
-
-    with one_thread(world.federation.device):
-        attempt("workers/loop", one_after_another)
-        if len(clients) >= 2 * workers:
-            attempt("workers/vectorised", stacked("share", VectorisedEngine, share))
+    if device.type != "cpu" or workers == 1 or not _can_travel(world):
+        with attempt():
+            found["vectorised"] = pace("vectorised", VectorisedEngine, clients, math.inf).round(longest)
+        return found
+    with one_thread(device), attempt():
+        alone = pace("recorded", RecordedEngine, clients[:1], math.inf)
+        whole = sum(alone.round(n) for n in steps.tolist())
+        found["workers/loop"] = max(whole / min(workers, len(clients)), alone.round(longest))
+        share = clients[: -(-len(clients) // workers)]
+        if len(share) > 1:
+            too_slow = 1.5 * len(share) * alone.step
+            found["workers/vectorised"] = pace("share", VectorisedEngine, share, too_slow).round(longest)
     return found
 
 
@@ -242,10 +239,12 @@ def _together(worlds: Sequence[World], cohorts: Sequence[int], alone: Plan, work
         for size in np.unique(world.federation.train.sizes[own])
     )
 
+    too_slow = 1.5 * len(worlds) * alone.seconds / longest
+
     def attempt(name: str, engine: Callable[..., StackingEngine], share: int) -> None:
         parts = [own[: -(-len(own) // share)] for own in clients]
-        with contextlib.suppress(FedretainError, RuntimeError, ValueError, TypeError, MemoryError):
-            found[name] = _timed_all(worlds, engine, parts).round(longest)
+        with contextlib.suppress(FedretainError, RuntimeError, ValueError, TypeError, KeyError, MemoryError):
+            found[name] = _timed_all(worlds, engine, parts, too_slow).round(longest)
 
     device = worlds[0].federation.device
     if device.type == "cuda":
@@ -260,7 +259,9 @@ def _together(worlds: Sequence[World], cohorts: Sequence[int], alone: Plan, work
     return found
 
 
-def _timed_all(worlds: Sequence[World], engine: Callable[..., StackingEngine], clients: Sequence[np.ndarray]) -> Pace:
+def _timed_all(
+    worlds: Sequence[World], engine: Callable[..., StackingEngine], clients: Sequence[np.ndarray], too_slow: float
+) -> Pace:
     """The pace of an engine that trains several experiments together."""
 
     def trial(steps: int) -> Callable[[], None]:
@@ -269,10 +270,10 @@ def _timed_all(worlds: Sequence[World], engine: Callable[..., StackingEngine], c
         works = [Work(_first(world), own, _nothing, False) for world, own in zip(short, clients, strict=True)]
         return lambda: _exhaust(together.train_all(works))
 
-    return _paced(trial, worlds[0].federation.device)
+    return _paced(trial, worlds[0].federation.device, too_slow)
 
 
-def _timed(world: World, engine: Callable[[World], Engine], clients: np.ndarray) -> Pace:
+def _timed(world: World, engine: Callable[[World], Engine], clients: np.ndarray, too_slow: float) -> Pace:
     """The pace of an engine on real clients."""
 
     def trial(steps: int) -> Callable[[], None]:
@@ -280,22 +281,24 @@ def _timed(world: World, engine: Callable[[World], Engine], clients: np.ndarray)
         received = _first(world)
         return lambda: _exhaust(alone.train(received, clients, _nothing, local_models=False))
 
-    return _paced(trial, world.federation.device)
+    return _paced(trial, world.federation.device, too_slow)
 
 
-def _paced(trial: Callable[[int], Callable[[], None]], device: torch.device) -> Pace:
-    """Two trials of different lengths; their first, slow runs are not counted."""
+def _paced(trial: Callable[[int], Callable[[], None]], device: torch.device, too_slow: float) -> Pace:
+    """Two trials of different lengths; their first, slow runs are not counted. One ``too_slow`` a step is enough."""
     seconds = {}
     for steps in (SHORT, LONG):
         run = trial(steps)
         times = []
-        for _ in range(3):
+        for _ in range(REPEATS):
             started = time.perf_counter()
             run()
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             times.append(time.perf_counter() - started)
         seconds[steps] = min(times[1:])
+        if seconds[steps] / steps > too_slow:
+            return Pace(0.0, seconds[steps] / steps)
     step = max((seconds[LONG] - seconds[SHORT]) / (LONG - SHORT), seconds[LONG] / LONG / 10)
     return Pace(max(seconds[SHORT] - SHORT * step, 0.0), step)
 
@@ -330,9 +333,7 @@ def _typical_cohort(world: World, cohort: int) -> np.ndarray:
 
 def _can_travel(world: World) -> bool:
     """Whether other processes can build this experiment: nothing in it was defined in the script itself."""
-    parts = (world.model, world.loss, world.method)
-    loss = getattr(world.loss, "func", world.loss)
-    return all(type(part).__module__ != "__main__" for part in parts) and loss.__module__ != "__main__"
+    return travels((world.model, world.loss, world.method))
 
 
 def _label(name: str) -> str:

@@ -32,9 +32,19 @@ class Recording:
     reusable = True
 
     def __init__(
-        self, function: Callable[..., Any], carry: Any, moving: Any, fixed: Any, *, for_capture: bool = False
+        self,
+        function: Callable[..., Any],
+        carry: Any,
+        moving: Any,
+        fixed: Any,
+        *,
+        exact: bool = True,
+        for_capture: bool = False,
     ) -> None:
-        """``for_capture``: nothing is computed while recording, and a play leaves its arguments as they are."""
+        """``exact``: a play gives the same bits as the function; else operations may be fused.
+
+        ``for_capture``: nothing is computed while recording, and a play leaves its arguments as they are.
+        """
         groups = [tree_flatten(part) for part in (carry, moving, fixed)]
         specs = [spec for _, spec in groups]
         ends = [len(leaves) for leaves, _ in groups]
@@ -57,8 +67,10 @@ class Recording:
         simplify(module.graph)
         if all(leaf.device.type == "cpu" for leaves, _ in groups for leaf in leaves if isinstance(leaf, Tensor)):
             pool_by_slices(module.graph)
+            if not exact:
+                fuse(module.graph)
         if not for_capture:
-            update_in_place(module.graph, self.carried)
+            update_in_place(module.graph, self.carried, exact=exact)
         module.graph.eliminate_dead_code()
         module.recompile()
         self.module = module
@@ -131,7 +143,7 @@ def pool_by_slices(graph: fx.Graph) -> None:
         if node.target != aten.max_pool2d_with_indices.default:
             continue
         maps, *window = node.args
-        halves = [list(sides) for sides in window] in ([[2, 2]], [[2, 2], [2, 2]]) and not node.kwargs
+        halves = window in ([[2, 2]], [[2, 2], [2, 2]]) and not node.kwargs
         value = maps.meta.get("val")
         if not halves or value is None or value.shape[-1] % 2 or value.shape[-2] % 2 or not value.is_contiguous():
             continue
@@ -168,36 +180,79 @@ def _share(gradient: Tensor, first: Tensor, second: Tensor, to_first: Tensor, to
     torch.sub(gradient, above, out=to_first)
 
 
-def update_in_place(graph: fx.Graph, carried: int) -> None:
-    """w − η·g without new memory: ``g.mul_(η)``, then ``w.sub_(g)``; the same bits as ``w - lr * g``.
+def update_in_place(graph: fx.Graph, carried: int, *, exact: bool) -> None:
+    """w + c·g without new memory: ``g.mul_(c)``, then ``w.add_(g)``; the same bits as ``w + c * g``.
 
-    Only where nothing reads the old w afterwards and g has no other reader.
+    Only where nothing reads the old w afterwards; and g is overwritten only where it has no other reader. Where the
+    last bits are free, a gradient that is a batched product is added as it is made: w + (c·a)·b.
     """
     order = {node: position for position, node in enumerate(graph.nodes)}
-    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    placeholders: list[fx.Node] = [node for node in graph.nodes if node.op == "placeholder"]
     (output,) = (node for node in graph.nodes if node.op == "output")
-    outputs = output.args[0]
+    outputs: Any = output.args[0]
+    carries = set(placeholders[:carried])
     for index in range(carried):
-        old, new = placeholders[index], outputs[index]
-        if not isinstance(new, fx.Node) or new.target != aten.sub.Tensor or new.kwargs or new.args[0] is not old:
+        old: fx.Node = placeholders[index]
+        new = outputs[index]
+        if not isinstance(new, fx.Node) or new.target not in _IN_PLACE or new.kwargs or new.args[0] is not old:
             continue
         change = new.args[1]
-        if not (isinstance(change, fx.Node) and change.target == aten.mul.Tensor and set(change.users) == {new}):
+        if not isinstance(change, fx.Node) or not _alike(change, old) or set(new.users) != {output}:
             continue
-        rate, gradient = change.args
-        if not (isinstance(gradient, fx.Node) and isinstance(rate, fx.Node) and isinstance(old, fx.Node)):
+        if any(order[user] > order[new] for user in _readers(old)):
             continue
-        if set(new.users) != {output} or any(order[user] > order[new] for user in _readers(old)):
+        summed = new.target == aten.add.Tensor
+        new.target = _IN_PLACE[new.target]
+        if change.target != aten.mul.Tensor or set(change.users) != {new}:
             continue
-        if shape_of(gradient) != shape_of(old) or type_of(gradient) != type_of(old):
+        factor, gradient = change.args
+        if not (isinstance(factor, fx.Node) and isinstance(gradient, fx.Node) and _alike(gradient, old)):
             continue
-        owned = set(gradient.users) == {change} and _fresh(gradient)
-        with graph.inserting_before(new):
-            if owned:
-                change.target, change.args = aten.mul_.Tensor, (gradient, rate)
-        new.target = aten.sub_.Tensor
+        if set(gradient.users) != {change} or not _fresh(gradient):
+            continue
+        if gradient.target == aten.bmm.default and summed and not exact and _late(gradient, factor, carries):
+            left, right = gradient.args
+            change.args = (left, factor)
+            new.target, new.args = aten.baddbmm_.default, (old, change, right)
+        else:
+            change.target, change.args = aten.mul_.Tensor, (gradient, factor)
 
 
+def _late(product: fx.Node, factor: fx.Node, carries: set[fx.Node]) -> bool:
+    """Whether c·(a·b) may be taken as (c·a)·b at the update: c is one number a client, a and b are not updated."""
+    sides = shape_of(factor)
+    alone = sides is not None and all(side == 1 for side in sides[-2:])
+    return alone and not any(isinstance(part, fx.Node) and views_into(part) in carries for part in product.args)
+
+
+def fuse(graph: fx.Graph) -> None:
+    """Fewer and larger operations where the last bits are free: a product with its bias, log Σ exp in five steps."""
+    for node in list(graph.nodes):
+        if node.target == aten.logsumexp.default:
+            node.target = log_sum_exp
+        elif node.target == aten.add.Tensor and not node.kwargs:
+            bias, product = node.args
+            small, large = shape_of(bias), shape_of(product)
+            if (
+                isinstance(product, fx.Node)
+                and product.target == aten.bmm.default
+                and set(product.users) == {node}
+                and small is not None
+                and large is not None
+                and small == (large[0], 1, large[2])
+                and type_of(bias) == type_of(product)
+            ):
+                node.target, node.args = aten.baddbmm.default, (bias, *product.args)
+
+
+def log_sum_exp(values: Tensor, dims: list[int], keepdim: bool = False) -> Tensor:
+    """log Σ exp where every sum has a finite term."""
+    top = values.amax(dims, keepdim=True)
+    result = (values - top).exp_().sum(dims, keepdim=True).log_().add_(top)
+    return result if keepdim else result.squeeze(dims)
+
+
+_IN_PLACE: dict[Any, Any] = {aten.add.Tensor: aten.add_.Tensor, aten.sub.Tensor: aten.sub_.Tensor}
 _VIEWS = frozenset(
     {
         aten.view.default,
@@ -281,3 +336,8 @@ def type_of(node: fx.Node) -> Any:
     """The type of numbers that was recorded."""
     value = node.meta.get("val", node.meta.get("tensor_meta"))
     return getattr(value, "dtype", None)
+
+
+def _alike(one: fx.Node, other: fx.Node) -> bool:
+    """Whether two nodes have the same shape and type."""
+    return shape_of(one) is not None and shape_of(one) == shape_of(other) and type_of(one) == type_of(other)

@@ -67,7 +67,8 @@ class SharedFile:
         return tensors
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Let go of the file; its memory stays as long as tensors that were read from it."""
+        self.view = None  # the map holds the file open too
         os.close(self.number)
 
 
@@ -79,9 +80,26 @@ def dump(thing: Any, file: SharedFile) -> bytes:
     return stream.getvalue()
 
 
+def travels(thing: Any) -> bool:
+    """Whether another process could be sent this: all its classes and functions can be imported there."""
+    stream = io.BytesIO()
+    try:
+        _NamesOnly(stream).dump(thing)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return False
+    return b"__main__" not in stream.getvalue()
+
+
 def load(message: bytes, file: SharedFile) -> Any:
     """What was dumped; its large tensors are views of the shared file."""
     return _Unpickler(io.BytesIO(message), file).load()
+
+
+class _NamesOnly(pickle.Pickler):
+    """Leaves the numbers out."""
+
+    def persistent_id(self, thing: Any) -> Any:
+        return "numbers" if isinstance(thing, Tensor | np.ndarray) else None
 
 
 class _Pickler(pickle.Pickler):
@@ -95,7 +113,7 @@ class _Pickler(pickle.Pickler):
         if type(thing) is Tensor and not thing.requires_grad:
             value = thing.detach().cpu()
         elif is_array:
-            value = torch.from_numpy(np.ascontiguousarray(thing))
+            value = torch.from_numpy(np.require(thing, requirements=["C", "W"]))
         else:
             return None
         if value.numel() * value.element_size() < LARGE:

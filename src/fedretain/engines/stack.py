@@ -89,7 +89,7 @@ def stack(members: Sequence[Member], round: int, *, gather: bool = True) -> Stac
     world = members[0].world
     federation, local = world.federation, world.local
     sizes = np.array([member.examples for member in members])
-    even = all(_all_alike(world.federation) for world in {id(m.world): m.world for m in members}.values())
+    even = all(member.world.federation.train.even for member in members)
     room = int(sizes.max()) if even else roomy(int(sizes.max()))
     width = min(local.batch_size, room)
     plan = schedule([(m.world.seed, m.client) for m in members], round, sizes.tolist(), local, width)
@@ -177,11 +177,6 @@ def roomy(size: int) -> int:
     """The next of 1, 2, 3, 4, 6, 8, 12, 16, …: few different shapes, at most half as much again."""
     power = 1 << max(0, size - 1).bit_length()
     return power * 3 // 4 if power >= 4 and size <= power * 3 // 4 else power
-
-
-def _all_alike(federation: Federation) -> bool:
-    sizes = federation.train.sizes
-    return bool((sizes == sizes[0]).all())
 
 
 def _augmentation(members: Sequence[Member], round: int, plan: Schedule) -> Tensor:

@@ -149,6 +149,7 @@ class VectorisedEngine:
         carry = Carry(params, buffers, optimizer.init(params))
         carry, history = self._steps(each, clients, carry)
 
+        self._refuse_single_examples(clients, received.round)
         self._refuse_divergence(history, carry.params, clients, received.round)
         delta = {name: value - received.params[name] for name, value in carry.params.items()}
         state, extras = own.state, {}
@@ -206,7 +207,8 @@ class VectorisedEngine:
         for step in range(total):
             batch = clients.batch(step)
             moving = (batch, Moving(indices[step], rates[step] if idle[step] else one_rate))
-            key = (count, batch.inputs.shape, batch.weights is None, idle[step], each.own.data.labels.shape)
+            padding = (batch.weights is None, each.own.data.weights is None)
+            key = (count, batch.inputs.shape, *padding, idle[step], each.own.data.labels.shape)
             recording = self.recordings.get(key)
             if recording is None:
                 recording = self._record(tree_unflatten(leaves, spec), moving, fixed, each.received.round, idle[step])
@@ -245,6 +247,7 @@ class VectorisedEngine:
                     ],
                     tree_flatten(new)[1],
                 )
+                loss = torch.where(busy, loss, torch.zeros_like(loss))
             return new, loss
 
         def every(carry: Carry, moving: tuple[Batch, Moving], fixed: tuple[Any, Own, Tensors]) -> tuple[Carry, Tensor]:
@@ -255,7 +258,7 @@ class VectorisedEngine:
             dims = (_dims(carry), _dims(batch), one_each, sent, _dims(own), _dims(numbers))
             return vmap(one, in_dims=dims)(carry, batch, now, shared, own, numbers)
 
-        recording = Recording(every, carry, moving, fixed, for_capture=self.for_capture)
+        recording = Recording(every, carry, moving, fixed, exact=False, for_capture=self.for_capture)
         recording.reusable = not watch.seen
         return recording
 
@@ -286,6 +289,20 @@ class VectorisedEngine:
             *(_dims(part) for part in more),
         )
         return vmap(one, in_dims=dims)(each.own, shared, own_buffers, each.numbers, each.lr, *more)
+
+    def _refuse_single_examples(self, clients: Stack, round: int) -> None:
+        """Batch norm over maps of one pixel has no variance of one example; padding must not hide that."""
+        alone = (clients.plan.lengths == 1).any(0)
+        if not (self.model.padding.needs_two and alone.any()):
+            return
+        member = clients.members[int(np.argmax(alone))]
+        error = ValueError("Expected more than 1 value per channel when training")
+        raise TrainingError(
+            f"local training failed: {error}{batch_norm_advice(error)}",
+            round=round,
+            client=member.client,
+            which=member.which,
+        )
 
     def _refuse_divergence(self, history: Tensor, params: Tensors, clients: Stack, round: int) -> None:
         """Stop at the first loss or parameter that is no number, before it reaches the server."""
@@ -335,7 +352,7 @@ def _repeat(value: Tensor, count: int) -> Tensor:
 def clients_in_memory(world: World, received: Received) -> int:
     """How many clients fit into memory at once: parameters, gradient, optimiser and uploads, and their data."""
     federation = world.federation
-    largest = int(federation.train.sizes.max())
+    largest = federation.train.largest
     data = 0 if world.local.augment != "none" else largest * int(np.prod(federation.shape)) * 4
     memory = MEMORY
     if federation.device.type == "cuda":

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -33,6 +35,7 @@ def main(line: int, world: int, broadcast: int, inboxes: Sequence[int], outboxes
     """Serve until the other end of the line is closed; the numbers are those of open files."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is for the parent, whose end closes the line
     torch.set_num_threads(1)
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     connection = Connection(line)
     with contextlib.suppress(EOFError, ConnectionResetError, BrokenPipeError):
         trainer = build(*load(connection.recv_bytes(), SharedFile(world)))
@@ -126,6 +129,13 @@ class OneByOne:
 def build(worlds: Sequence[World], inner: str) -> Trainer:
     """The engine that runs inside a worker."""
     return VectorisedEngine(*worlds) if inner == "vectorised" else OneByOne([RecordedEngine(w) for w in worlds])
+
+
+def _end_with(parent: int) -> NoReturn:
+    """A parent that was killed closes the line, but a worker in the middle of a long unit does not look at it."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
 
 
 def _files(

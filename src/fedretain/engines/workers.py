@@ -45,12 +45,12 @@ Place = tuple[int, int]
 class WorkersEngine:
     """Trains the participants of a round in worker processes; those of several experiments side by side."""
 
-    def __init__(self, *worlds: World, workers: int, inner: str = "loop") -> None:
+    def __init__(self, *worlds: World, workers: int, inner: str = "loop", pool: WorkerPool | None = None) -> None:
         if worlds[0].federation.device.type != "cpu":
             raise ConfigError("engine: workers is for the CPU; use auto, vectorised or graphed on an accelerator")
         self.worlds, self.inner, self.count = worlds, inner, workers
-        self.pool: list[Worker] = []
-        self.broadcast = SharedFile()
+        self.pool = pool if pool is not None else WorkerPool(workers)
+        self.ready = False
 
     def train(
         self,
@@ -71,9 +71,9 @@ class WorkersEngine:
         layouts, end = [], 0
         for work in works:
             for tensors in (work.received.params, work.received.buffers, work.received.server):
-                layout, end = self.broadcast.write(tensors, end)
+                layout, end = self.pool.broadcast.write(tensors, end)
                 layouts.append(layout)
-        for worker in self.pool:
+        for worker in self.pool.workers:
             worker.send(("round", round, layouts), round)
         places = [(which, at) for which, work in enumerate(works) for at in range(len(work.cohort))]
         if self.inner == "loop":
@@ -85,9 +85,7 @@ class WorkersEngine:
 
     def close(self) -> None:
         """End the worker processes."""
-        for worker in self.pool:
-            worker.close()
-        self.pool = []
+        self.pool.close()
 
     def _one_by_one(self, works: Sequence[Work], places: list[Place]) -> Iterator[tuple[int, Uploads]]:
         """Every client is a unit; the longest first, so that no worker is left with a long one at the end."""
@@ -125,11 +123,11 @@ class WorkersEngine:
         todo = iter(enumerate(units))
         busy = 0
         for _ in range(SLOTS):
-            for worker in self.pool:
+            for worker in self.pool.workers:
                 if (unit := next(todo, None)) is not None:
                     worker.order(*unit, works)
                     busy += 1
-        lines: dict[Any, Worker] = {worker.line: worker for worker in self.pool}
+        lines: dict[Any, Worker] = {worker.line: worker for worker in self.pool.workers}
         while busy:
             for line in wait(list(lines)):
                 number, uploads = lines[line].result(round)
@@ -146,11 +144,10 @@ class WorkersEngine:
         return np.array([steps[int(size)] for size in sizes])
 
     def _start(self) -> None:
-        if self.pool:
+        if self.ready:
             return
-        shared = SharedFile()
         try:
-            message = dump((self.worlds, self.inner), shared)
+            message = dump((self.worlds, self.inner), self.pool.world)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise ConfigError(f"engine: workers cannot be sent this experiment ({error}); use engine: loop") from error
         if b"__main__" in message:
@@ -158,10 +155,26 @@ class WorkersEngine:
                 "engine: workers are other processes and cannot see what is defined in the script itself; "
                 "move your method, loss or model to a module of its own, or use engine: loop"
             )
-        self.pool = [Worker(shared, self.broadcast) for _ in range(self.count)]
-        for worker in self.pool:
+        for worker in self.pool.workers:
             worker.begin(message)
-        shared.close()
+        self.ready = True
+
+
+class WorkerPool:
+    """Processes that wait for an experiment; started early, they import while their parent still reads the data."""
+
+    def __init__(self, count: int) -> None:
+        self.world, self.broadcast = SharedFile(), SharedFile()
+        self.workers = [Worker(self.world, self.broadcast) for _ in range(count)]
+
+    def close(self) -> None:
+        """End the processes and let go of the files; once is enough."""
+        for worker in self.workers:
+            worker.close()
+        if self.workers:
+            self.world.close()
+            self.broadcast.close()
+        self.workers = []
 
 
 class Worker:

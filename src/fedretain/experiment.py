@@ -66,7 +66,7 @@ def run(
     path = Path(out) if out is not None else default_directory(experiment, resume)
     tracking = Tracking(build_trackers(experiment, trackers))
     with contextlib.ExitStack() as held:
-        pool = _early_workers(experiment, held)
+        pool = None if (path / "summary.json").exists() else _early_workers(experiment, held)
         world = build_world(experiment, data)
         _plan_client_states(experiment, world, path)
         directory = held.enter_context(RunDirectory.opened(path, experiment, resume=resume))
@@ -166,7 +166,7 @@ def _early_workers(experiment: Experiment, held: contextlib.ExitStack) -> Worker
     asked = experiment.engine.name == "workers" and experiment.training == "federated"
     if not asked or find_device(experiment.device).type != "cpu":
         return None
-    return held.enter_context(contextlib.closing(WorkerPool(experiment.engine.workers or processors())))
+    return held.enter_context(contextlib.closing(WorkerPool(experiment.engine.workers or processors()).start()))
 
 
 def _run_in(keeper: Keeper, experiment: Experiment, world: World, pool: WorkerPool | None) -> None:

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from multiprocessing.connection import Connection, wait
@@ -21,22 +22,16 @@ from typing import Any
 import numpy as np
 
 from fedretain.engines.engine import Uploads, World
+from fedretain.engines.loop import one_thread
+from fedretain.engines.memory import keep_freed_memory
 from fedretain.engines.schedule import local_steps
 from fedretain.engines.shared import SharedFile, dump
 from fedretain.engines.stack import Work
 from fedretain.engines.vectorised import clients_in_memory, in_order
-from fedretain.engines.worker import SLOTS, collect
+from fedretain.engines.worker import SLOTS, Trainer, build, collect
 from fedretain.errors import ConfigError, TrainingError
 from fedretain.methods import Received
 from fedretain.tensors import Tensors
-
-MEMORY = {
-    "MALLOC_MMAP_THRESHOLD_": str(2**30),
-    "MALLOC_TRIM_THRESHOLD_": str(2**30),
-    "MALLOC_TOP_PAD_": str(2**26),
-}
-"""Keep freed memory: fetching fresh pages for every activation costs more than some convolutions (glibc only)."""
-
 
 Place = tuple[int, int]
 """Which experiment, and the position in its cohort."""
@@ -50,7 +45,7 @@ class WorkersEngine:
             raise ConfigError("engine: workers is for the CPU; use auto, vectorised or graphed on an accelerator")
         self.worlds, self.inner, self.count = worlds, inner, workers
         self.pool = pool if pool is not None else WorkerPool(workers)
-        self.ready = False
+        self.trainer: Trainer | None = None
 
     def train(
         self,
@@ -100,8 +95,12 @@ class WorkersEngine:
 
     def _in_shares(self, works: Sequence[Work], places: list[Place]) -> Iterator[tuple[int, Uploads]]:
         """Every worker gets a share of like work."""
-        order = np.argsort(-self._steps(works, places), kind="stable")
-        shares = [np.sort(order[start :: self.count]).tolist() for start in range(self.count)]
+        steps = self._steps(works, places)
+        if (steps == steps[0]).all():
+            shares = [share.tolist() for share in np.array_split(np.arange(len(places)), self.count)]
+        else:
+            order = np.argsort(-steps, kind="stable")
+            shares = [np.sort(order[start :: self.count]).tolist() for start in range(self.count)]
         units = [[places[at] for at in share] for share in shares if share]
         chunks: dict[int, list[Uploads]] = {}
         positions: dict[int, list[int]] = {}
@@ -119,23 +118,30 @@ class WorkersEngine:
         self, works: Sequence[Work], units: Sequence[list[Place]]
     ) -> Iterator[tuple[int, list[tuple[int, Uploads]]]]:
         """Hand units to whoever is free; yield them by their number as they end."""
+        assert self.trainer is not None
         round = works[0].received.round
-        todo = iter(enumerate(units))
-        busy = 0
-        for _ in range(SLOTS):
-            for worker in self.pool.workers:
-                if (unit := next(todo, None)) is not None:
-                    worker.order(*unit, works)
-                    busy += 1
+        todo = deque(enumerate(units))
         lines: dict[Any, Worker] = {worker.line: worker for worker in self.pool.workers}
-        while busy:
-            for line in wait(list(lines)):
-                number, uploads = lines[line].result(round)
-                busy -= 1
-                if (unit := next(todo, None)) is not None:
-                    lines[line].order(*unit, works)
-                    busy += 1
-                yield number, uploads
+        while todo or any(worker.numbers for worker in lines.values()):
+            for worker in lines.values():
+                # The last unit is for this process, which is free now, and not for a queue.
+                while todo and len(worker.numbers) < SLOTS and (len(todo) > 1 or not worker.numbers):
+                    worker.order(*todo.popleft(), works)
+            mine = todo.popleft() if todo else None
+            if mine is not None:
+                yield mine[0], self._train_here(mine[1], works)
+            busy = [line for line, worker in lines.items() if worker.numbers]
+            for line in wait(busy, timeout=None if mine is None else 0):
+                yield lines[line].result(round)
+
+    def _train_here(self, unit: list[Place], works: Sequence[Work]) -> list[tuple[int, Uploads]]:
+        """This process trains a unit like any worker."""
+        assert self.trainer is not None
+        shares = [work._replace(cohort=work.cohort[:0]) for work in works]
+        for which, group in groupby(unit, key=lambda place: place[0]):
+            shares[which] = works[which]._replace(cohort=works[which].cohort[[at for _, at in group]])
+        with one_thread(self.worlds[0].federation.device):
+            return list(self.trainer.train_all(shares))
 
     def _steps(self, works: Sequence[Work], places: list[Place]) -> np.ndarray:
         sizes = [self.worlds[which].federation.train.sizes[works[which].cohort[at]] for which, at in places]
@@ -144,8 +150,18 @@ class WorkersEngine:
         return np.array([steps[int(size)] for size in sizes])
 
     def _start(self) -> None:
-        if self.ready:
+        if self.trainer is not None:
             return
+        keep_freed_memory()
+        if self.count > 1:
+            self.pool.start()
+            message = self._message()
+            for worker in self.pool.workers:
+                worker.begin(message)
+        self.trainer = build(self.worlds, self.inner)
+
+    def _message(self) -> bytes:
+        """The experiments as other processes can read them."""
         try:
             message = dump((self.worlds, self.inner), self.pool.world)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -155,25 +171,36 @@ class WorkersEngine:
                 "engine: workers are other processes and cannot see what is defined in the script itself; "
                 "move your method, loss or model to a module of its own, or use engine: loop"
             )
-        for worker in self.pool.workers:
-            worker.begin(message)
-        self.ready = True
+        return message
 
 
 class WorkerPool:
-    """Processes that wait for an experiment; started early, they import while their parent still reads the data."""
+    """Processes that wait for an experiment; started early, they import while their parent still reads the data.
+
+    ``count`` includes the parent, which trains too.
+    """
 
     def __init__(self, count: int) -> None:
+        self.count = count
         self.world, self.broadcast = SharedFile(), SharedFile()
-        self.workers = [Worker(self.world, self.broadcast) for _ in range(count)]
+        self.workers: list[Worker] = []
+        self.closed = False
+
+    def start(self) -> WorkerPool:
+        """Start the processes, if that is not done."""
+        if not self.workers:
+            self.workers = [Worker(self.world, self.broadcast) for _ in range(self.count - 1)]
+        return self
 
     def close(self) -> None:
         """End the processes and let go of the files; once is enough."""
+        if self.closed:
+            return
+        self.closed = True
         for worker in self.workers:
             worker.close()
-        if self.workers:
-            self.world.close()
-            self.broadcast.close()
+        self.world.close()
+        self.broadcast.close()
         self.workers = []
 
 
@@ -192,7 +219,7 @@ class Worker:
         self.process = subprocess.Popen(
             [sys.executable, "-c", code],
             pass_fds=(theirs.fileno(), world.number, broadcast.number, *files),
-            env={**MEMORY, **os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,
         )
         theirs.close()

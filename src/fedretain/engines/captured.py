@@ -1,0 +1,241 @@
+"""A recorded step prepared for the GPU: client-batched convolutions, results written back in place, one CUDA graph."""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from fedretain.engines.convolution import TYPES, convolve, input_gradient, weight_gradient
+from fedretain.engines.recording import Recording, shape_of, type_of, views_into
+
+aten = torch.ops.aten
+
+_CLIENTS_FIRST = [1, 0, 2, 3, 4]
+
+
+class InPlace:
+    """A recording whose carry is written back into the tensors it was read from.
+
+    Called with the tensors of carry, moving and fixed, it returns the result. ``compile`` fuses its operations.
+    """
+
+    def __init__(self, recording: Recording) -> None:
+        self.module = recording.module
+        graph = self.module.graph
+        without_layout(graph)
+        batch_convolutions(graph)
+        straighten(graph)
+        write_back(graph, recording.carried)
+        self.used = _drop_unused_inputs(graph)
+        self.module.recompile()
+        self.call: Callable[..., Any] = self.module
+
+    def __call__(self, leaves: Sequence[Any]) -> Tensor:
+        """One step."""
+        (result,) = self.call(*(leaves[index] for index in self.used))
+        assert isinstance(result, Tensor)
+        return result
+
+    def compile(self, leaves: Sequence[Any]) -> None:
+        """Fuse operations with PyTorch's compiler, for the layouts of these tensors."""
+        for node in self.module.graph.nodes:
+            node.meta = {}  # of the tracing that is over; the compiler traces anew
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # advice on TF32 and the compiler's own deprecations are not the user's
+            from torch._inductor import compile as fuse
+
+            self.call = fuse(self.module, [leaves[index] for index in self.used], options={"triton.cudagraphs": False})
+
+
+class Replay:
+    """A function without arguments, captured once as a CUDA graph; it must read and write fixed tensors only."""
+
+    def __init__(self, function: Callable[[], None], pool: Any) -> None:
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            function()  # libraries set themselves up, kernels are built
+        torch.cuda.current_stream().wait_stream(stream)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, pool=pool):
+            function()
+
+    def __call__(self) -> None:
+        """Again, with what the tensors hold now."""
+        self.graph.replay()
+
+
+def without_layout(graph: fx.Graph) -> None:
+    """Make the operations independent of memory layout: reshape in place of view, no copies for the sake of order."""
+    for node in graph.nodes:
+        if node.target in (aten.view.default, aten._unsafe_view.default):
+            node.target = aten.reshape.default
+        elif node.target == aten.clone.default:
+            node.replace_all_uses_with(node.args[0])
+    graph.eliminate_dead_code()
+
+
+def batch_convolutions(graph: fx.Graph) -> None:
+    """Grouped convolutions become convolutions of many clients."""
+    for node in list(graph.nodes):
+        if node.target == aten.convolution.default:
+            _forward(graph, node)
+        elif node.target == aten.convolution_backward.default:
+            _backward(graph, node)
+
+
+def straighten(graph: fx.Graph) -> None:
+    """Drop reshapes and permutations that undo each other."""
+    for node in graph.nodes:
+        if node.target not in (aten.reshape.default, aten.permute.default):
+            continue
+        source: Any = node.args[0]
+        if node.target == aten.reshape.default:
+            while source.target == aten.reshape.default:
+                source = source.args[0]
+            node.args = (source, node.args[1])
+            if _shape(source) == _shape(node):
+                node.replace_all_uses_with(source)
+        else:
+            order = [dim % len(node.args[1]) for dim in node.args[1]]
+            if source.target == aten.permute.default:
+                order = [source.args[1][dim] for dim in order]
+                source = source.args[0]
+                node.args = (source, order)
+            if order == sorted(order):
+                node.replace_all_uses_with(source)
+    graph.eliminate_dead_code()
+
+
+def write_back(graph: fx.Graph, carried: int) -> None:
+    """Copy the new carry over the old one at the end, and return the result alone."""
+    inputs = [node for node in graph.nodes if node.op == "placeholder"][:carried]
+    (output,) = (node for node in graph.nodes if node.op == "output")
+    *new, result = output.args[0]
+    with graph.inserting_before(output):
+        # A new value that lies in another old one's memory would be overwritten before it is copied.
+        apart = [
+            graph.call_function(aten.clone.default, (value,)) if views_into(value) in inputs else value
+            for old, value in zip(inputs, new, strict=True)
+            if value is not old
+        ]
+        targets = [old for old, value in zip(inputs, new, strict=True) if value is not old]
+        for old, value in zip(targets, apart, strict=True):
+            graph.call_function(aten.copy_.default, (old, value))
+    output.args = ([result],)
+
+
+def _forward(graph: fx.Graph, node: fx.Node) -> None:
+    arguments: Any = node.args
+    x, w, bias, stride, padding, dilation, transposed, _, groups = arguments
+    if not _ours(x, stride, padding, dilation, transposed):
+        return
+    with graph.inserting_before(node):
+        maps = _by_client(graph, x, groups)
+        weights = _weights_by_client(graph, w, groups)
+        made = graph.call_function(_op(convolve), (maps, weights, stride[0], _pair(padding)))
+        batch, channels, height, width = _shape(node)
+        _meta(made, (groups, batch, channels // groups, height, width), node)
+        result = _grouped(graph, made, (batch, channels, height, width))
+        if bias is not None:
+            aligned = graph.call_function(aten.reshape.default, (bias, [1, channels, 1, 1]))
+            result = _meta(graph.call_function(aten.add.Tensor, (result, aligned)), _shape(node), node)
+    node.replace_all_uses_with(result)
+
+
+def _backward(graph: fx.Graph, node: fx.Node) -> None:
+    given: Any = node.args
+    d, x, w, _, stride, padding, dilation, transposed, _, groups, wanted = given
+    if not _ours(x, stride, padding, dilation, transposed):
+        return
+    batch, channels, height, width = _shape(x)
+    outputs, inputs, rows, columns = _shape(w)
+    parts = {user.args[1]: user for user in node.users if user.target is operator.getitem}
+    with graph.inserting_before(node):
+        gradient = _by_client(graph, d, groups)
+        if wanted[0] and 0 in parts:
+            weights = _weights_by_client(graph, w, groups)
+            arguments = (gradient, weights, [height, width], stride[0], _pair(padding))
+            made = graph.call_function(_op(input_gradient), arguments)
+            _meta(made, (groups, batch, channels // groups, height, width), x)
+            parts[0].replace_all_uses_with(_grouped(graph, made, (batch, channels, height, width)))
+        if wanted[1] and 1 in parts:
+            maps = _by_client(graph, x, groups)
+            arguments = (gradient, maps, [rows, columns], stride[0], _pair(padding))
+            made = graph.call_function(_op(weight_gradient), arguments)
+            _meta(made, (groups, outputs // groups, inputs, rows, columns), w)
+            flat = graph.call_function(aten.reshape.default, (made, [outputs, inputs, rows, columns]))
+            parts[1].replace_all_uses_with(_meta(flat, (outputs, inputs, rows, columns), w))
+        if wanted[2] and 2 in parts:
+            total = graph.call_function(aten.sum.dim_IntList, (d, [0, 2, 3]))
+            parts[2].replace_all_uses_with(_meta(total, (_shape(d)[1],), d))
+
+
+def _ours(x: fx.Node, stride: Any, padding: Any, dilation: Any, transposed: bool) -> bool:
+    """Whether the kernels can do this convolution; what they cannot do stays as it is."""
+    return (
+        len(stride) == 2
+        and len(_shape(x)) == 4
+        and len({*stride}) == 1
+        and list(dilation) in ([1, 1], [1])
+        and not transposed
+        and type_of(x) in TYPES
+    )
+
+
+def _shape(node: fx.Node) -> tuple[int, ...]:
+    shape = shape_of(node)
+    assert shape is not None
+    return shape
+
+
+def _pair(padding: Sequence[int]) -> list[int]:
+    return [padding[0], padding[-1]]
+
+
+def _op(operation: Any) -> Any:
+    return operation._opoverload
+
+
+def _by_client(graph: fx.Graph, node: fx.Node, groups: int) -> fx.Node:
+    """[B, K·C, H, W] as [K, B, C, H, W]."""
+    batch, channels, height, width = _shape(node)
+    split = (batch, groups, channels // groups, height, width)
+    apart = graph.call_function(aten.reshape.default, (node, list(split)))
+    _meta(apart, split, node)
+    made = graph.call_function(aten.permute.default, (apart, _CLIENTS_FIRST))
+    return _meta(made, (groups, batch, *split[2:]), node)
+
+
+def _grouped(graph: fx.Graph, node: fx.Node, shape: tuple[int, ...]) -> fx.Node:
+    """[K, B, C, H, W] as [B, K·C, H, W]."""
+    clients, batch, *rest = _shape(node)
+    made = graph.call_function(aten.permute.default, (node, _CLIENTS_FIRST))
+    _meta(made, (batch, clients, *rest), node)
+    return _meta(graph.call_function(aten.reshape.default, (made, list(shape))), shape, node)
+
+
+def _weights_by_client(graph: fx.Graph, node: fx.Node, groups: int) -> fx.Node:
+    outputs, inputs, rows, columns = _shape(node)
+    shape = (groups, outputs // groups, inputs, rows, columns)
+    return _meta(graph.call_function(aten.reshape.default, (node, list(shape))), shape, node)
+
+
+def _meta(node: fx.Node, shape: tuple[int, ...], like: fx.Node) -> fx.Node:
+    node.meta["val"] = torch.empty(shape, dtype=type_of(like), device="meta")
+    return node
+
+
+def _drop_unused_inputs(graph: fx.Graph) -> list[int]:
+    used = []
+    for index, node in enumerate([node for node in graph.nodes if node.op == "placeholder"]):
+        if node.users:
+            used.append(index)
+        else:
+            graph.erase_node(node)
+    return used

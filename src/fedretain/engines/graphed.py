@@ -1,0 +1,290 @@
+"""Many clients at once on a GPU: a local step is one CUDA graph that finds its batch by a counter on the device.
+
+Nothing is decided on the host within a round: parameters, optimiser and losses stay in fixed tensors that every replay
+reads and writes, the round's batches lie on the device as numbers of examples, and a replay takes the next of them.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from fedretain.data.transforms import crop_flip
+from fedretain.engines.captured import InPlace, Replay
+from fedretain.engines.engine import World
+from fedretain.engines.functional import Carry, Moving
+from fedretain.engines.recording import Recording, RoundWatch, WatchedReceived
+from fedretain.engines.stack import Stack, roomy
+from fedretain.engines.vectorised import Each, VectorisedEngine
+from fedretain.errors import ConfigError
+from fedretain.methods import Batch, Own, Received
+from fedretain.tensors import Tensors
+
+COMPILE_AFTER = 60.0
+"""Seconds of replays before a step is compiled: about what compiling costs, so that short runs do without."""
+SHARE_FOR_DATA = 0.25
+"""Share of the free memory that the normalised dataset may take."""
+
+
+class GraphedEngine(VectorisedEngine):
+    """The vectorised engine for a GPU: steps are captured, convolutions run client by client in one kernel."""
+
+    gathers = False
+    for_capture = True
+
+    def __init__(self, *worlds: World, at_once: int | None = None, compile_after: float = COMPILE_AFTER) -> None:
+        device = worlds[0].federation.device
+        if device.type != "cuda":
+            raise ConfigError(f"engine: graphed needs a CUDA device, not {device.type}; use engine: auto")
+        super().__init__(*worlds, at_once=at_once)
+        self.compile_after = compile_after
+        self.pool = torch.cuda.graph_pool_handle()
+        self.data = _normalised(self.world)
+        self.places: dict[Any, Places] = {}
+        self.preparations: dict[Any, Preparation] = {}
+        self.plain = False
+        """Set once a step could not be captured: steps are then played as in the vectorised engine."""
+        self.plain_preparation = False
+        """The same for the method's ``prepare``, which may look at the round's number."""
+
+    def close(self) -> None:
+        """Give the captured graphs and their memory back."""
+        self.places.clear()
+        self.preparations.clear()
+
+    def _steps(self, each: Each, clients: Stack, carry: Carry) -> tuple[Carry, Tensor]:
+        """All local steps, replayed; played one by one where a method's step cannot be captured."""
+        if not self.plain:
+            try:
+                return self._replayed(each, clients, carry)
+            except NotReusable:
+                self.plain = True
+            except torch.cuda.OutOfMemoryError:
+                raise
+            except RuntimeError:
+                self.close()
+                self.plain = True
+        self.for_capture = False
+        return super()._steps(each, clients, carry)
+
+    def _replayed(self, each: Each, clients: Stack, carry: Carry) -> tuple[Carry, Tensor]:
+        total, count = clients.plan.lengths.shape
+        fixed = self._fixed(each)
+        shapes = [leaf.shape if isinstance(leaf, Tensor) else leaf for leaf in tree_flatten(fixed)[0]]
+        key = (count, clients.rows.shape[2], roomy(total), tuple(shapes))
+        places = self.places.get(key)
+        if places is None:
+            places = self.places[key] = Places(self, carry, fixed, clients, roomy(total))
+        kinds = places.kinds(clients, self.many)
+        places.load(carry, fixed, clients, each.lr)
+        captured = [places.ensure(kind, each.received.round) for kind in dict.fromkeys(kinds)]
+        if any(captured):
+            places.load(carry, fixed, clients, each.lr)  # capturing a step takes one
+        start = time.perf_counter()
+        for kind in kinds:
+            places.replays[kind]()
+        history = places.history[:total].clone()
+        if self.compile_after < float("inf"):
+            torch.cuda.synchronize()
+            places.note(kinds, time.perf_counter() - start)
+        return places.taken(), history
+
+    def _prepared(self, each: Each) -> Tensors:
+        """What the method makes of the received model, replayed from the second round on."""
+        if self.plain_preparation:
+            return super()._prepared(each)
+        if not isinstance(each.lr, Tensor):
+            each = each._replace(lr=torch.tensor(each.lr, dtype=torch.float64, device=self.world.federation.device))
+        key = tuple(leaf.shape if isinstance(leaf, Tensor) else leaf for leaf in _leaves(each))
+        found = self.preparations.get(key)
+        if found is not None:
+            return found(each)
+        first = super()._prepared(each)
+        try:
+            self.preparations[key] = Preparation(self, each, first)
+        except (NotReusable, RuntimeError):
+            self.plain_preparation = True
+        return first
+
+
+class NotReusable(Exception):
+    """A step that reads the round's number holds for one round only."""
+
+
+class Places:
+    """The fixed tensors of a stack's shape, and its captured steps by kind (some batches padded, some clients idle)."""
+
+    def __init__(self, engine: GraphedEngine, carry: Carry, fixed: Any, clients: Stack, steps: int) -> None:
+        self.engine = engine
+        self.shapes = {tuple(p.shape) for p in engine.world.model.parameters() if p.dim() == 4}
+        (leaves, self.carry_spec), (fixed_leaves, self.fixed_spec) = tree_flatten(carry), tree_flatten(fixed)
+        self.carry = [self._place(leaf) for leaf in leaves]
+        self.fixed = [self._place(leaf) if isinstance(leaf, Tensor) else leaf for leaf in fixed_leaves]
+        _, count, width = clients.rows.shape
+        device, dtype = clients.rows.device, clients.real.dtype
+        self.counter = torch.zeros(1, dtype=torch.int64, device=device)
+        self.rows = torch.zeros(steps, count, width, dtype=torch.int64, device=device)
+        self.real = torch.zeros(steps, count, width, dtype=dtype, device=device)
+        self.rates = torch.zeros(steps, count, dtype=dtype, device=device)
+        self.rate = torch.zeros((), dtype=dtype, device=device)
+        self.history = torch.zeros(steps, count, dtype=dtype, device=device)
+        self.draws = None
+        if clients.draws is not None:
+            self.draws = torch.zeros(steps, count, width, 3, dtype=torch.int64, device=device)
+        self.steps: dict[tuple[bool, bool], InPlace] = {}
+        self.replays: dict[tuple[bool, bool], Replay] = {}
+        self.seconds: dict[tuple[bool, bool], float] = {}
+        self.compiled: set[tuple[bool, bool]] = set()
+
+    def _place(self, leaf: Tensor) -> Tensor:
+        """Memory for a tensor; convolutions' weights with their channels side by side."""
+        if tuple(leaf.shape[-4:]) in self.shapes and leaf.dim() in (4, 5):
+            last = leaf.movedim(-3, -1)
+            return torch.zeros(last.shape, dtype=leaf.dtype, device=leaf.device).movedim(-1, -3)
+        return torch.zeros(leaf.shape, dtype=leaf.dtype, device=leaf.device)
+
+    def kinds(self, clients: Stack, many: bool) -> list[tuple[bool, bool]]:
+        """Of every step: whether some batch has padding, and whether clients have rates of their own."""
+        idle = (clients.plan.lengths == 0).any(1).tolist()
+        return [(not full, many or some) for full, some in zip(clients.full, idle, strict=True)]
+
+    def load(self, carry: Carry, fixed: Any, clients: Stack, lr: float | Tensor) -> None:
+        """Put a round's values in their places."""
+        total = len(clients.rows)
+        self.counter.zero_()
+        self.rows[:total] = clients.numbers.flatten()[clients.rows]
+        self.real[:total] = clients.real
+        busy = torch.from_numpy(clients.plan.lengths > 0).to(self.rates.device, self.rates.dtype)
+        self.rates[:total] = busy * lr
+        self.rate.copy_(self.rates[0, 0])
+        if self.draws is not None and clients.draws is not None:
+            self.draws[:total] = clients.draws
+        torch._foreach_copy_(self.carry, tree_flatten(carry)[0])
+        pairs = zip(self.fixed, tree_flatten(fixed)[0], strict=True)
+        kept = [(place, leaf) for place, leaf in pairs if isinstance(place, Tensor)]
+        torch._foreach_copy_([place for place, _ in kept], [leaf for _, leaf in kept])
+
+    def taken(self) -> Carry:
+        """The parameters and running statistics where the round ended, in memory of their own."""
+        ended = [place.clone(memory_format=torch.contiguous_format) for place in self.carry]
+        end = tree_unflatten(ended, self.carry_spec)
+        assert isinstance(end, Carry)
+        return end
+
+    def moving(self, kind: tuple[bool, bool]) -> tuple[Batch, Moving]:
+        """The batch that the counter points at, its number and rate."""
+        padded, own_rates = kind
+        federation = self.engine.world.federation
+        at = self.rows.index_select(0, self.counter)[0]
+        chosen = at.flatten()
+        if self.draws is not None:
+            draws = self.draws.index_select(0, self.counter)[0].flatten(0, 1)
+            inputs = federation.normalise(crop_flip(federation.inputs.index_select(0, chosen), draws))
+        elif self.engine.data is None:
+            inputs = federation.normalise(federation.inputs.index_select(0, chosen))
+        else:
+            inputs = self.engine.data.index_select(0, chosen)
+        weights = self.real.index_select(0, self.counter)[0] if padded else None
+        rate = self.rates.index_select(0, self.counter)[0] if own_rates else self.rate
+        labels = federation.labels.index_select(0, chosen).reshape(at.shape)
+        return Batch(inputs.reshape(*at.shape, *inputs.shape[1:]), labels, weights), Moving(self.counter[0], rate)
+
+    def ensure(self, kind: tuple[bool, bool], round: int) -> bool:
+        """Record and capture a kind of step, compile it where it has been used for long; whether that was needed."""
+        compile_now = self.seconds.get(kind, 0.0) >= self.engine.compile_after and kind not in self.compiled
+        if kind in self.replays and not compile_now:
+            return False
+        if kind not in self.steps:
+            carry = tree_unflatten(self.carry, self.carry_spec)
+            fixed = tree_unflatten(self.fixed, self.fixed_spec)
+            recording = self.engine._record(carry, self.moving(kind), fixed, round, kind[1])
+            if not recording.reusable:
+                raise NotReusable
+            self.steps[kind] = InPlace(recording)
+        step = self.steps[kind]
+        if compile_now:
+            self.compiled.add(kind)
+            self.replays.pop(kind, None)
+            step.compile([*self.carry, *tree_flatten(self.moving(kind))[0], *self.fixed])
+
+        def one() -> None:
+            loss = step([*self.carry, *tree_flatten(self.moving(kind))[0], *self.fixed])
+            self.history.index_copy_(0, self.counter, loss.reshape(1, -1))
+            self.counter.add_(1)
+
+        self.counter.zero_()
+        self.replays[kind] = Replay(one, self.engine.pool)
+        return True
+
+    def note(self, kinds: list[tuple[bool, bool]], seconds: float) -> None:
+        """Add up how long each kind of step has been replayed."""
+        for kind in kinds:
+            self.seconds[kind] = self.seconds.get(kind, 0.0) + seconds / len(kinds)
+
+
+class Preparation:
+    """A method's ``prepare`` for a stack, captured."""
+
+    def __init__(self, engine: GraphedEngine, each: Each, prepared: Tensors) -> None:
+        self.inputs = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in _leaves(each)]
+        leaves, self.spec = tree_flatten(prepared)
+        self.places = [leaf.clone() for leaf in leaves]
+        watch = RoundWatch()
+
+        def hook(method: Any, received: Received, own: Own, task: Any) -> Tensors:
+            watched = WatchedReceived.of((received.params, received.buffers, received.server), received.round, watch)
+            made: Tensors = method.prepare(watched, own, task)
+            return made
+
+        def make(carry: Tensors, moving: Any, fixed: Any) -> tuple[Tensors, Tensor]:
+            own, (params, buffers, server), numbers, lr = fixed
+            received = Received(params, buffers, server, each.received.round)
+            return engine._mapped(Each(received, own, numbers, lr), hook), own.examples
+
+        fixed = tree_unflatten(self.inputs, tree_flatten(_parts(each))[1])
+        whole = InPlace(Recording(make, prepared, (), fixed, for_capture=True))
+        if watch.seen:
+            raise NotReusable
+        arguments = [*self.places, *self.inputs]
+
+        def run() -> None:
+            whole(arguments)
+
+        self.replay = Replay(run, engine.pool)
+
+    def __call__(self, each: Each) -> Tensors:
+        """What the method makes of what was received now."""
+        for place, leaf in zip(self.inputs, _leaves(each), strict=True):
+            if isinstance(place, Tensor):
+                place.copy_(leaf)
+        self.replay()
+        made: Tensors = tree_unflatten([place.clone() for place in self.places], self.spec)
+        return made
+
+
+def _parts(each: Each) -> tuple[Any, ...]:
+    return each.own, each.received[:3], each.numbers, each.lr
+
+
+def _leaves(each: Each) -> list[Any]:
+    return tree_flatten(_parts(each))[0]
+
+
+def _normalised(world: World) -> Tensor | None:
+    """All examples as the model sees them, if they fit and are not augmented first."""
+    federation = world.federation
+    size = federation.inputs.numel() * torch.empty((), dtype=federation.normalise.dtype).element_size()
+    free = torch.cuda.mem_get_info(federation.device)[0]
+    if world.local.augment != "none" or size > SHARE_FOR_DATA * free:
+        return None
+    parts = np.array_split(np.arange(len(federation.inputs)), max(1, size // 2**30))
+    data = torch.empty(federation.inputs.shape, dtype=federation.normalise.dtype, device=federation.device)
+    for part in parts:
+        if len(part):
+            data[part[0] : part[-1] + 1] = federation.normalise(federation.inputs[part[0] : part[-1] + 1])
+    return data

@@ -176,6 +176,8 @@ class Padding:
     weights: Tensor | None = None
     needs_two: bool = False
     """Set once a batch norm has seen maps of one pixel, where a batch of one example has no variance."""
+    explicit: bool = False
+    """Write batch norm out in simple operations: ``vmap`` gives PyTorch's own a layout that costs copies."""
 
     @contextmanager
     def of(self, weights: Tensor | None) -> Iterator[None]:
@@ -232,18 +234,24 @@ class FunctionalBatchNorm(nn.Module):
         over = [0, *range(2, maps.dim())]
         if pixels == 1:
             self.padding.needs_two = True
-        if weights is None:
+        if weights is None and not self.padding.explicit:
             normal = torch.nn.functional.batch_norm(maps, None, None, self.weight, self.bias, True, 0.0, self.eps)
             exact = maps.detach().to(self._statistics_type(maps))
             variance, mean = torch.var_mean(exact, over, correction=0)
             return normal, mean, variance, mean.new_full((), len(maps) * pixels)
         exact = maps.to(self._statistics_type(maps))
-        real = weights.to(exact.dtype).reshape(-1, *[1] * (maps.dim() - 1))
-        count = (weights.sum() * pixels).to(exact.dtype).clamp(min=1)
-        mean = (exact * real).sum(over) / count
         shape = [1, -1, *[1] * (maps.dim() - 2)]
-        centred = exact - mean.reshape(shape)
-        variance = (centred.square() * real).sum(over) / count
+        if weights is None:
+            count = exact.new_full((), len(maps) * pixels)
+            mean = exact.mean(over)
+            centred = exact - mean.reshape(shape)
+            variance = centred.square().mean(over)
+        else:
+            real = weights.to(exact.dtype).reshape(-1, *[1] * (maps.dim() - 1))
+            count = (weights.sum() * pixels).to(exact.dtype).clamp(min=1)
+            mean = (exact * real).sum(over) / count
+            centred = exact - mean.reshape(shape)
+            variance = (centred.square() * real).sum(over) / count
         normal = centred * torch.rsqrt(variance + self.eps).reshape(shape)
         if self.weight is not None:
             assert self.bias is not None

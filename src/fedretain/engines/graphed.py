@@ -42,6 +42,7 @@ class GraphedEngine(VectorisedEngine):
         if device.type != "cuda":
             raise ConfigError(f"engine: graphed needs a CUDA device, not {device.type}; use engine: auto")
         super().__init__(*worlds, at_once=at_once)
+        self.model.padding.explicit = True
         self.compile_after = compile_after
         self.pool = torch.cuda.graph_pool_handle()
         self.data = _normalised(self.world)

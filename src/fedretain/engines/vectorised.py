@@ -150,6 +150,8 @@ class VectorisedEngine:
         carry, history = self._steps(each, clients, carry)
 
         self._refuse_single_examples(clients, received.round)
+        if self.model.padding.needs_two and (clients.plan.lengths == 1).any():
+            raise ValueError("Expected more than 1 value per channel when training, got a batch of one example")
         self._refuse_divergence(history, carry.params, clients, received.round)
         delta = {name: value - received.params[name] for name, value in carry.params.items()}
         state, extras = own.state, {}

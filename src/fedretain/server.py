@@ -103,7 +103,7 @@ def _weighted(weights: Tensor, tensors: Tensors) -> Tensors:
     real = {n: v if v.is_floating_point() else v.to(weights.dtype) for n, v in tensors.items()}
     if len(weights) == 1:
         return {name: weights[0].to(value.dtype) * value[0] for name, value in real.items()}
-    return {name: torch.tensordot(weights.to(value.dtype), value, dims=1) for name, value in real.items()}
+    return {n: (weights.to(v.dtype) @ v.reshape(len(v), -1)).reshape(v.shape[1:]) for n, v in real.items()}
 
 
 def _accumulate(sums: Tensors, parts: Tensors) -> Tensors:

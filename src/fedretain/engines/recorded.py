@@ -58,7 +58,7 @@ class RecordedEngine(LoopEngine):
     def _recording(self, carry: Carry, moving: Any, fixed: Any, round: int) -> Recording | None:
         key = (moving[0].inputs.shape, fixed[1].data.labels.shape)
         found = self.recordings.get(key)
-        if found is not None:
+        if found is not None and found.serves(round):
             return found
         self.seen[key] = self.seen.get(key, 0) + 1
         if self.seen[key] < WORTH_RECORDING:
@@ -71,8 +71,8 @@ class RecordedEngine(LoopEngine):
             return local_step(self.world, self.model[0], carry, batch, now, received, fixed[1])
 
         recording = Recording(step, carry, moving, fixed)
-        if not watch.seen:
-            self.recordings[key] = recording
+        recording.only_round = round if watch.seen else None
+        self.recordings[key] = recording
         return recording
 
     def _fixed(self, received: Received, own: Own) -> tuple[Any, Own]:

@@ -26,10 +26,10 @@ class Recording:
 
     It is played on flat lists of tensors: ``carry`` is what every play replaces (its tensors are given up to the
     recording and may be overwritten), ``moving`` differs from play to play, ``fixed`` stays. Python numbers that the
-    function reads are part of the recording; ``reusable`` is False where one of them holds for one round only.
+    function reads are part of the recording; where one of them holds for one round only, that is ``only_round``.
     """
 
-    reusable = True
+    only_round: int | None = None
 
     def __init__(
         self,
@@ -74,6 +74,15 @@ class Recording:
         module.graph.eliminate_dead_code()
         module.recompile()
         self.module = module
+
+    @property
+    def reusable(self) -> bool:
+        """Whether it serves any round."""
+        return self.only_round is None
+
+    def serves(self, round: int) -> bool:
+        """Whether it may be played in this round."""
+        return self.only_round in (None, round)
 
     def play(self, carry: Sequence[Any], moving: Sequence[Any], fixed: Sequence[Any]) -> tuple[list[Any], Tensor]:
         """The new carry and the result."""

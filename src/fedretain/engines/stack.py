@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +17,8 @@ from fedretain.methods import Batch, Method, Own, Received
 from fedretain.randomness import stream
 from fedretain.tensors import Tensors
 
+FETCHED = 2**24
+"""Bytes of batches that are fetched at once."""
 CLIENT_HOOKS = ("init_client", "prepare", "penalty", "direction", "step", "upload", "finish")
 """The hooks that are given a client's own data and state."""
 
@@ -71,6 +73,20 @@ class Stack(NamedTuple):
         if self.draws is not None:
             raw = crop_flip(raw.flatten(0, 1), self.draws[step].flatten(0, 1)).reshape(raw.shape)
         return Batch(federation.normalise(raw), federation.labels[chosen], weights)
+
+    def batches(self) -> Iterator[Batch]:
+        """The batches of all steps, several fetched at once where they are small."""
+        if self.draws is not None:
+            yield from map(self.batch, range(len(self.rows)))
+            return
+        inputs, labels = self.own.data.inputs.flatten(0, 1), self.own.data.labels.flatten(0, 1)
+        step_bytes = self.rows[0].numel() * inputs[0].numel() * inputs.element_size()
+        at_once = max(1, FETCHED // step_bytes)
+        for start in range(0, len(self.rows), at_once):
+            here = self.rows[start : start + at_once]
+            fetched = zip(inputs[here].unbind(), labels[here].unbind(), strict=True)
+            for step, (some_inputs, some_labels) in enumerate(fetched, start):
+                yield Batch(some_inputs, some_labels, None if self.full[step] else self.real[step])
 
     rows: Tensor
     """[steps, clients, batch]: positions in the clients' data laid end to end."""

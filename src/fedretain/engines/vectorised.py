@@ -206,16 +206,14 @@ class VectorisedEngine:
         fixed = self._fixed(each)
         fixed_leaves = tree_flatten(fixed)[0]
         history = torch.zeros(total, count, dtype=dtype, device=device)
-        for step in range(total):
-            batch = clients.batch(step)
+        for step, batch in enumerate(clients.batches()):
             moving = (batch, Moving(indices[step], rates[step] if idle[step] else one_rate))
             padding = (batch.weights is None, each.own.data.weights is None)
             key = (count, batch.inputs.shape, *padding, idle[step], each.own.data.labels.shape)
             recording = self.recordings.get(key)
-            if recording is None:
+            if recording is None or not recording.serves(each.received.round):
                 recording = self._record(tree_unflatten(leaves, spec), moving, fixed, each.received.round, idle[step])
-                if recording.reusable:
-                    self.recordings[key] = recording
+                self.recordings[key] = recording
             leaves, history[step] = recording.play(leaves, tree_flatten(moving)[0], fixed_leaves)
         return tree_unflatten(leaves, spec), history
 
@@ -261,7 +259,7 @@ class VectorisedEngine:
             return vmap(one, in_dims=dims)(carry, batch, now, shared, own, numbers)
 
         recording = Recording(every, carry, moving, fixed, exact=False, for_capture=self.for_capture)
-        recording.reusable = not watch.seen
+        recording.only_round = round if watch.seen else None
         return recording
 
     def _states(self, each: Each, clients: Stack) -> Tensors:

@@ -61,7 +61,13 @@ class WorkersEngine:
 
     def train_all(self, works: Sequence[Work]) -> Iterator[tuple[int, Uploads]]:
         """The same for several experiments; yields which of them, and its uploads."""
-        self._start()
+        # Until the cohort is done: this process is one of the workers, and a second thread would wait for a processor.
+        with one_thread(self.worlds[0].federation.device):
+            self._start()
+            yield from self._trained(works)
+
+    def _trained(self, works: Sequence[Work]) -> Iterator[tuple[int, Uploads]]:
+        """Broadcast, then the uploads."""
         round = works[0].received.round
         layouts, end = [], 0
         for work in works:
@@ -140,8 +146,7 @@ class WorkersEngine:
         shares = [work._replace(cohort=work.cohort[:0]) for work in works]
         for which, group in groupby(unit, key=lambda place: place[0]):
             shares[which] = works[which]._replace(cohort=works[which].cohort[[at for _, at in group]])
-        with one_thread(self.worlds[0].federation.device):
-            return list(self.trainer.train_all(shares))
+        return list(self.trainer.train_all(shares))
 
     def _steps(self, works: Sequence[Work], places: list[Place]) -> np.ndarray:
         sizes = [self.worlds[which].federation.train.sizes[works[which].cohort[at]] for which, at in places]

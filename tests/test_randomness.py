@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedretain.randomness import derive, drawing_from, stream
+from fedretain.randomness import Streams, derive, drawing_from, stream
 
 
 def test_streams_do_not_depend_on_order() -> None:
@@ -30,6 +30,20 @@ def test_a_key_is_the_same_for_ever() -> None:
     """blake2b of the text '7/cohort/3', 16 bytes, little-endian: runs of old must go on with the same numbers."""
     digest = hashlib.blake2b(b"7/cohort/3", digest_size=16).digest()
     assert derive(7, "cohort", 3) == int.from_bytes(digest, "little")
+
+
+def test_streams_through_one_generator_draw_the_same() -> None:
+    """Whatever was drawn before, halves of words included, and in any order."""
+    shared = Streams("batches")
+    for numbers in ((1, 0), (1, 1), (2, 0), (1, 0)):
+        for draw in (
+            lambda rng: rng.permutation(37),
+            lambda rng: rng.integers(0, 2**31, 5, dtype=np.int32),
+            lambda rng: rng.normal(size=3),
+            lambda rng: rng.permuted(np.arange(20).reshape(2, 10), axis=1),
+        ):
+            assert np.array_equal(draw(shared.at(7, *numbers)), draw(stream(7, "batches", *numbers)))
+    assert shared.at(7, 1).random() != Streams("cohort").at(7, 1).random()
 
 
 def test_no_global_generator_is_read_or_set() -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fedretain.config import Variant, expand_variants, read_experiment
 from fedretain.data import Dataset
 from fedretain.errors import FedretainError, RunError
-from fedretain.experiment import Source, build_world, run
+from fedretain.experiment import Source, build_world, finished, plan_client_states, run
 from fedretain.files import write_atomically
 from fedretain.keeping import Watcher
 from fedretain.runs.run import Run
@@ -153,10 +153,11 @@ def _stacks(
     entries: list[Entry] = []
     for variant in variants:
         folder = path / folders[variant.name]
-        if (folder / "summary.json").exists() or not variant.experiment.engine.stack:
+        if finished(folder) or not variant.experiment.engine.stack:
             continue
         try:
             world = build_world(variant.experiment, data, entries[0].world if entries else None)
+            plan_client_states(variant.experiment, world, folder)
         except FedretainError:
             continue
         entries.append(Entry(variant, folder, world))

@@ -66,9 +66,9 @@ def run(
     path = Path(out) if out is not None else default_directory(experiment, resume)
     tracking = Tracking(build_trackers(experiment, trackers))
     with contextlib.ExitStack() as held:
-        pool = None if (path / "summary.json").exists() else _early_workers(experiment, held)
+        pool = None if finished(path) else _early_workers(experiment, held)
         world = build_world(experiment, data)
-        _plan_client_states(experiment, world, path)
+        plan_client_states(experiment, world, path)
         directory = held.enter_context(RunDirectory.opened(path, experiment, resume=resume))
         keeper = Keeper(directory, experiment, world, tracking, watch=watch, group=group)
         _run_in(keeper, experiment, world, pool)
@@ -77,6 +77,14 @@ def run(
 
             write_report([path], path / "report.html")
     return Run(path)
+
+
+def finished(path: Path) -> bool:
+    """Whether a directory holds a run that is done; a path that cannot be is refused by whoever opens it."""
+    try:
+        return (path / "summary.json").exists()
+    except OSError:
+        return False
 
 
 def default_directory(experiment: Experiment, resume: bool) -> Path:
@@ -199,7 +207,7 @@ def planned_engine(keeper: Keeper, experiment: Experiment, world: World, pool: W
     return build_engine(world, plan, pool)
 
 
-def _plan_client_states(experiment: Experiment, world: World, path: Path) -> None:
+def plan_client_states(experiment: Experiment, world: World, path: Path) -> None:
     """Say how much disk the clients' states can take at worst, and refuse a run that could not finish for it."""
     if experiment.training == "centralised" or not world.method.uses("init_client"):
         return

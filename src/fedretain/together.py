@@ -13,7 +13,7 @@ from fedretain.engines import Uploads, World
 from fedretain.engines.planner import Plan, build_engine_for_all, plan_for_all
 from fedretain.engines.stack import Work
 from fedretain.engines.varied import alike
-from fedretain.errors import TrainingError
+from fedretain.errors import ConfigError, TrainingError
 from fedretain.keeping import Keeper, Watcher
 from fedretain.rounds import Order, Rounds
 from fedretain.runs.directory import RunDirectory
@@ -61,7 +61,7 @@ def train_together(
     """Train a group if that is faster than one after the other; False where it is not, and nothing was done.
 
     A variant that breaks down is reported to ``failed``, and the others go on. Whatever interrupts the training, the
-    last whole round of every variant is saved.
+    last whole round of every variant is saved. A hook that cannot be stacked leaves all of them to be trained alone.
     """
     with contextlib.ExitStack() as held:
         keepers: list[Keeper] = []
@@ -85,7 +85,10 @@ def train_together(
 
 
 def _train(keepers: list[Keeper], plan: Plan, failed: Callable[[Keeper, str], None]) -> None:
-    """All rounds of all variants; one that breaks down is left out from there on."""
+    """All rounds of all variants; one that breaks down is left out from there on.
+
+    Where it is not known which of them did, or where only the stack is at fault, all stop at their last whole round.
+    """
     rounds = {
         id(keeper): Rounds(keeper.experiment, keeper.world, keeper.last, keeper.directory.store) for keeper in keepers
     }
@@ -95,9 +98,12 @@ def _train(keepers: list[Keeper], plan: Plan, failed: Callable[[Keeper, str], No
                 orders = [rounds[id(keeper)].open() for keeper in keepers]
                 try:
                     uploads = _collected(engine.train_all([_work(order) for order in orders]), len(keepers))
-                except TrainingError as error:
-                    if error.which is None:
-                        raise
+                except (TrainingError, ConfigError) as error:
+                    if not isinstance(error, TrainingError) or error.which is None:
+                        LOG.info("these variants cannot train together (%s); each goes on alone", error)
+                        for keeper in keepers:
+                            keeper.abandon()
+                        return
                     keepers = _without(keepers, [(keepers[error.which], error)], failed)
                     break
                 broken = []

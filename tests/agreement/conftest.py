@@ -65,10 +65,8 @@ def trained() -> Callable[..., Ended]:
         world = build_world(experiment, dataset() if data is None else data)
         store = ClientStore()
         start = Checkpoint(initial_state(experiment, world), {}, {})
-        rows = []
-        reached = start
-        for reached, row, _ in train_rounds(experiment, world, engine(world), start, store):
-            rows.append(row)
+        ends = list(train_rounds(experiment, world, engine(world), start, store))
+        rows, reached = [end.row for end in ends], ends[-1].reached
         state = reached.state
         like = next(iter(state.params.values()))
         states = {client: store.read((client, round), like) for client, round in reached.clients.items()}

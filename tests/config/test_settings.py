@@ -68,7 +68,14 @@ def test_defaults_are_written_out() -> None:
         "reference": None,
     }
     assert written["forgetting"] == {"every": 10, "clients": "cohort", "examples": True, "measures": []}
-    assert written["engine"] == {"name": "auto", "state_memory": 2**30, "state_precision": "full"}
+    assert written["engine"] == {
+        "name": "auto",
+        "workers": None,
+        "inner": "loop",
+        "stack": True,
+        "state_memory": 2**30,
+        "state_precision": "full",
+    }
     assert (written["device"], written["precision"]) == ("auto", "float32")
     assert written.keys() == Experiment.model_fields.keys()
 

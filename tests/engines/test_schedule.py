@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedretain.config import LocalSettings
-from fedretain.engines.schedule import local_batches, local_steps, sample_cohort
+from fedretain.engines.schedule import local_batches, local_steps, sample_cohort, schedule
 from fedretain.errors import ConfigError
 
 
@@ -76,3 +76,29 @@ def test_every_client_is_equally_likely() -> None:
     """500 rounds, 3 of 10: each client expects 150 rounds, σ = √(500·0.3·0.7) ≈ 10.2; six σ are allowed."""
     counts = np.bincount(np.concatenate([sample_cohort(1, t, 10, 3) for t in range(500)]), minlength=10)
     assert np.abs(counts - 150).max() < 62
+
+
+@given(
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=6),
+    batch=st.integers(1, 30),
+    work=st.one_of(st.builds(dict, epochs=st.floats(0.01, 3)), st.builds(dict, steps=st.integers(1, 9))),
+    drop_last=st.booleans(),
+    seed=st.integers(0, 3),
+)
+def test_the_schedule_of_many_is_that_of_each(
+    sizes: list[int], batch: int, work: dict, drop_last: bool, seed: int
+) -> None:
+    """Side by side: the same examples in the same order, 0 in length once a client has done all its steps."""
+    drop_last = drop_last and batch <= min(sizes)
+    local = settings(batch_size=batch, drop_last=drop_last, **work)
+    room = min(batch, max(sizes)) + 1
+    streams = [(seed + index % 2, 10 * index) for index in range(len(sizes))]
+    plan = schedule(streams, 3, sizes, local, room)
+    assert plan.positions.shape == (max(plan.steps), len(sizes), room)
+    for column, (size, (own_seed, client)) in enumerate(zip(sizes, streams, strict=True)):
+        batches = local_batches(own_seed, 3, client, size, local)
+        assert plan.steps[column] == len(batches)
+        assert plan.lengths[:, column].tolist() == [len(at) for at in batches] + [0] * (max(plan.steps) - len(batches))
+        for step, at in enumerate(batches):
+            assert plan.positions[step, column, : len(at)].tolist() == at.tolist()
+            assert not plan.positions[step, column, len(at) :].any()

@@ -17,6 +17,7 @@ import yaml
 from safetensors.torch import load_file
 
 import fedretain
+import fedretain.engines.planner
 from fedretain.errors import RunError
 
 EXPERIMENT = {
@@ -275,3 +276,45 @@ def test_other_data_under_the_same_name_is_refused(tmp_path: Path) -> None:
     fedretain.run(given, out=tmp_path / "run", data=data(1))
     with pytest.raises(RunError, match="was made with other examples"):
         fedretain.run({**given, "rounds": 2}, out=tmp_path / "run", data=data(2), resume=True)
+
+
+FAST = {**EXPERIMENT, "engine": "vectorised", "local": {"lr": 0.1, "momentum": 0.9, "steps": 3, "batch_size": 200}}
+
+
+def test_a_stack_that_was_killed_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    """Killed in the middle of round 4's metrics line, after the checkpoint of round 2."""
+    experiment, out = tmp_path / "experiment.yaml", tmp_path / "run"
+    experiment.write_text(yaml.safe_dump(FAST))
+    command = [sys.executable, "-c", KILLS_ITSELF, "append", "4", str(experiment), str(out)]
+    killed = subprocess.run(command, capture_output=True, text=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
+    fedretain.run(experiment, out=out, resume=True)
+    same_bits(fedretain.run(FAST, out=tmp_path / "whole").path, out)
+    with pytest.raises(RunError, match=r"engine\.name"):
+        fedretain.run({**FAST, "engine": "loop"}, out=out, resume=True)
+
+
+def test_auto_keeps_the_engine_that_it_began_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planner chose a stack at first; what it would choose for the rounds that are left does not matter."""
+    given = {**FAST, "engine": "auto"}
+    chosen = iter(["vectorised", "loop", "loop"])
+    monkeypatch.setattr(
+        "fedretain.experiment.make_plan", lambda *_: fedretain.engines.planner.Plan(next(chosen), "loop", 1, "")
+    )
+    short = fedretain.run({**given, "rounds": 3}, out=tmp_path / "run")
+    assert short.checkpoint().facts["engine"] == {"name": "vectorised", "inner": "loop"}
+    long = fedretain.run(given, out=tmp_path / "run", resume=True)
+    assert long.checkpoint().facts["engine"] == {"name": "vectorised", "inner": "loop"}
+    whole = fedretain.run(FAST, out=tmp_path / "whole")
+    same_bits(whole.path, long.path)
+    assert fedretain.run(given, out=tmp_path / "loop").checkpoint().facts["engine"]["name"] == "loop"
+
+
+def test_the_number_of_workers_may_change(whole: fedretain.Run, tmp_path: Path) -> None:
+    """Two processes, then one: the bits of the loop engine all the same."""
+    with_workers = {**EXPERIMENT, "engine": {"name": "workers", "workers": 2}}
+    fedretain.run({**with_workers, "rounds": 3}, out=tmp_path / "run")
+    last = fedretain.run(
+        {**with_workers, "engine": {"name": "workers", "workers": 1}}, out=tmp_path / "run", resume=True
+    )
+    same_bits(whole.path, last.path)

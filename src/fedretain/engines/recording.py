@@ -70,6 +70,8 @@ class Recording:
             if not exact:
                 fuse(module.graph)
         if not for_capture:
+            fold_constants(module)
+        if not for_capture:
             update_in_place(module.graph, self.carried, exact=exact)
         module.graph.eliminate_dead_code()
         module.recompile()
@@ -232,6 +234,39 @@ def _late(product: fx.Node, factor: fx.Node, carries: set[fx.Node]) -> bool:
     sides = shape_of(factor)
     alone = sides is not None and all(side == 1 for side in sides[-2:])
     return alone and not any(isinstance(part, fx.Node) and views_into(part) in carries for part in product.args)
+
+
+def fold_constants(module: fx.GraphModule) -> None:
+    """Compute once what depends on nothing that is given, such as the gradient 1 that every loss begins with."""
+    graph = module.graph
+    constant: dict[fx.Node, Any] = {}
+    for node in list(graph.nodes):
+        if node.op == "get_attr":
+            constant[node] = getattr(module, str(node.target))
+        elif node.target in (aten.ones_like.default, aten.zeros_like.default, aten.new_zeros.default):
+            source = node.meta["val"]
+            value = 1 if node.target is aten.ones_like.default else 0
+            constant[node] = torch.full(source.shape, value, dtype=source.dtype, device=source.device)
+        elif node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+            given = node.all_input_nodes
+            if given and all(argument in constant for argument in given) and not _writes(node):
+                arguments, keys = fx.node.map_arg((node.args, node.kwargs), constant.__getitem__)
+                constant[node] = node.target(*arguments, **keys)
+    for number, (node, value) in enumerate(constant.items()):
+        if node.op == "get_attr" or not isinstance(value, Tensor) or all(user in constant for user in node.users):
+            continue
+        if any(user.op == "output" or _writes(user) for user in node.users):
+            continue  # somebody may write into it
+        name = f"_constant_{number}"
+        module.register_buffer(name, value, persistent=False)
+        with graph.inserting_before(node):
+            node.replace_all_uses_with(graph.get_attr(name))
+    graph.eliminate_dead_code()
+
+
+def _writes(node: fx.Node) -> bool:
+    """Whether a node changes its first argument."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 def fuse(graph: fx.Graph) -> None:

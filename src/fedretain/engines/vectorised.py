@@ -197,7 +197,7 @@ class VectorisedEngine:
         """All local steps; the losses [steps, clients], 0 where a client has done all its steps."""
         dtype, device = self.world.federation.normalise.dtype, self.world.federation.device
         total, count = clients.plan.lengths.shape
-        indices = torch.arange(total, device=device)
+        indices = torch.arange(total, device=device).unbind()
         busy = torch.from_numpy(clients.plan.lengths > 0).to(device, dtype)
         rates = busy * each.lr
         idle = [self.many or some for some in (clients.plan.lengths == 0).any(1).tolist()]
@@ -205,7 +205,7 @@ class VectorisedEngine:
         leaves, spec = tree_flatten(carry)
         fixed = self._fixed(each)
         fixed_leaves = tree_flatten(fixed)[0]
-        history = torch.zeros(total, count, dtype=dtype, device=device)
+        history = []
         for step, batch in enumerate(clients.batches()):
             moving = (batch, Moving(indices[step], rates[step] if idle[step] else one_rate))
             padding = (batch.weights is None, each.own.data.weights is None)
@@ -214,8 +214,9 @@ class VectorisedEngine:
             if recording is None or not recording.serves(each.received.round):
                 recording = self._record(tree_unflatten(leaves, spec), moving, fixed, each.received.round, idle[step])
                 self.recordings[key] = recording
-            leaves, history[step] = recording.play(leaves, tree_flatten(moving)[0], fixed_leaves)
-        return tree_unflatten(leaves, spec), history
+            leaves, losses = recording.play(leaves, [*batch, *moving[1]], fixed_leaves)
+            history.append(losses)
+        return tree_unflatten(leaves, spec), torch.stack(history)
 
     def _fixed(self, each: Each) -> tuple[Any, ...]:
         """What a step reads and no step changes; a client's data only where a hook may look at it."""

@@ -22,7 +22,7 @@ from fedretain.data.federation import build_federation, split_examples
 from fedretain.data.transforms import Normalise
 from fedretain.engines import Engine, World
 from fedretain.engines.engine import own_of
-from fedretain.engines.planner import Plan, build_engine, make_plan, processors
+from fedretain.engines.planner import Plan, build_engine, make_plan, processors, runs_on
 from fedretain.engines.schedule import local_steps
 from fedretain.engines.workers import WorkerPool
 from fedretain.errors import ConfigError, RunError
@@ -197,7 +197,7 @@ def planned_engine(keeper: Keeper, experiment: Experiment, world: World, pool: W
     """The engine of the experiment; a run that goes on keeps the one it began with, and so its bits."""
     left = experiment.rounds - keeper.last.state.round
     began = keeper.last.facts.get("engine")
-    if began is not None and experiment.engine.name == "auto":
+    if began is not None and experiment.engine.name == "auto" and runs_on(began["name"], world.federation.device):
         plan = Plan(began["name"], began["inner"], experiment.engine.workers or processors(), "")
     else:
         plan = make_plan(world, experiment.engine, experiment.cohort_size(world.federation.clients), left)

@@ -270,3 +270,15 @@ def test_the_typical_cohort_has_clients_of_all_sizes(world: World) -> None:
     sizes = world.federation.train.sizes[chosen].tolist()
     assert sorted(sizes) == [6, 16, 23]
     assert sizes[0] == 16
+
+
+def test_an_engine_that_the_device_cannot_run_is_planned_anew() -> None:
+    """A run that began with CUDA graphs goes on without a GPU, and one that began with processes goes on with one."""
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert [planner.runs_on(name, cpu) for name in ("loop", "vectorised", "workers", "graphed")] == [True] * 3 + [False]
+    assert [planner.runs_on(name, gpu) for name in ("loop", "vectorised", "workers", "graphed")] == [
+        True,
+        True,
+        False,
+        True,
+    ]

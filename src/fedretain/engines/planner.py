@@ -174,6 +174,12 @@ def build_engine(world: World, plan: Plan, pool: WorkerPool | None = None) -> En
     return LoopEngine(world)
 
 
+def runs_on(name: str, device: torch.device) -> bool:
+    """Whether an engine can use a device."""
+    only = {"graphed": "cuda", "workers": "cpu"}
+    return only.get(name, device.type) == device.type
+
+
 def processors() -> int:
     """How many processors this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -237,7 +237,8 @@ def _together(worlds: Sequence[World], cohorts: Sequence[int], alone: Plan, work
     found: dict[str, float] = {}
     if alone.name == "workers" and alone.inner == "loop":
         # The same processes serve all: started once, and never waiting for the last client of one experiment.
-        found["workers/loop"] = len(worlds) * alone.seconds
+        # A stack was slower for one experiment, so it is for all: its time grows with the clients.
+        return {"workers/loop": len(worlds) * alone.seconds}
     clients = [_typical_cohort(world, cohort) for world, cohort in zip(worlds, cohorts, strict=True)]
     longest = max(
         local_steps(int(size), world.local)

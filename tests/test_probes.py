@@ -413,6 +413,16 @@ def test_the_same_bits_with_and_without_measures(whole: fedretain.Run, tmp_path:
         assert without == {**{key: with_measures[key] for key in without}, "clients": without["clients"]}
 
 
+@pytest.mark.parametrize("engine", ["vectorised", {"name": "workers", "workers": 2}])
+def test_measures_change_no_bit_on_other_engines(engine: Any, tmp_path: Path) -> None:
+    """An engine is asked for the local models only in rounds that measure; that must be all that differs."""
+    base = {"rounds": 3, "participation": 4, "data": {"name": "digits"}, "engine": engine, "device": "cpu"}
+    every = {"every": 1, "measures": ["classes", "drift", "loss_increase"]}
+    with_them = fedretain.run({**base, "forgetting": every}, out=tmp_path / "with").checkpoint().state
+    without = fedretain.run({**base, "forgetting": {"every": 0}}, out=tmp_path / "without").checkpoint().state
+    assert all(torch.equal(value, without.params[name]) for name, value in with_them.params.items())
+
+
 @pytest.mark.parametrize("measure", [*MEASURES, "matrix", "everyone", "personalised"])
 def test_no_measure_alone_changes_a_bit(measure: str, tmp_path: Path) -> None:
     """Batch norm as well: running statistics are what a careless forward pass would change."""

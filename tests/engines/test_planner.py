@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -24,6 +25,8 @@ from fedretain.engines.workers import WorkersEngine
 from fedretain.errors import TrainingError
 from fedretain.experiment import build_world
 from fedretain.methods import FedProx, Method, chain
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -282,3 +285,22 @@ def test_an_engine_that_the_device_cannot_run_is_planned_anew() -> None:
         False,
         True,
     ]
+
+
+KEY = """
+import sys
+from tests.agreement.conftest import dataset, settings
+from fedretain.config import make_experiment
+from fedretain.engines import planner
+from fedretain.experiment import build_world
+print(planner._key(build_world(make_experiment(settings(loss="wsm")), dataset()), 5, 2))
+"""
+
+
+def test_timings_are_found_again_by_another_process() -> None:
+    """The key names the work and the machine, and nothing that only this process knows, such as an address."""
+    keys = {
+        subprocess.run([sys.executable, "-c", KEY], capture_output=True, text=True, check=True, cwd=ROOT).stdout
+        for _ in range(2)
+    }
+    assert len(keys) == 1

@@ -11,7 +11,7 @@ import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -365,11 +365,17 @@ def _key(world: World, cohort: int, workers: int) -> str:
         world.federation.shape,
         [(name, list(p.shape)) for name, p in world.model.named_parameters()],
         repr(world.method),
-        repr(world.loss),
+        _name_of(world.loss),
         world.local.model_dump_json(),
         world.precision,
     ]
     return hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:16]
+
+
+def _name_of(loss: Any) -> str:
+    """A loss by its name and parameters; what Python prints for a function is different in every process."""
+    function = getattr(loss, "func", loss)
+    return f"{function.__module__}.{function.__qualname__} {getattr(loss, 'keywords', {})}"
 
 
 def _remembered(key: str) -> dict[str, Pace]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from tests.agreement.conftest import dataset
+from tests.agreement.conftest import settings as uneven
 
 import fedretain
 from fedretain.config import make_experiment
@@ -15,7 +16,6 @@ from fedretain.engines.graphed import GraphedEngine
 from fedretain.engines.loop import LoopEngine
 from fedretain.errors import ConfigError
 from fedretain.experiment import build_world
-from fedretain.randomness import stream
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 TOLERANCE = 2e-4
@@ -35,29 +35,13 @@ LENET = {"name": "lenet"}
 
 def settings(**changes: Any) -> dict[str, Any]:
     """Uneven clients, a partial last batch, float32 on the GPU."""
-    given: dict[str, Any] = {
-        "rounds": 2,
-        "participation": 5,
-        "partition": {"kind": "dirichlet_by_class", "clients": 6, "alpha": 0.8, "validation": 0.1, "minimum": 4},
-        "data": {"normalise": "unit"},
-        "model": {"name": "mlp", "hidden": [8]},
-        "local": {"lr": 0.05, "epochs": 2, "batch_size": 5},
-        "evaluate": {"every": 0},
-        "forgetting": {"every": 0},
-        "device": "cuda",
-    }
-    for key, value in changes.items():
-        given[key] = {**given[key], **value} if key in ("local", "partition") else value
-    return given
+    local = {"lr": 0.05, **changes.pop("local", {})}
+    return uneven(**{"precision": "float32", "device": "cuda", "local": local, **changes})
 
 
 def images(side: int) -> fedretain.Dataset:
     """Random images whose class can be read off their mean."""
-    rng = stream(7, "agreement data", side)
-    labels = rng.integers(0, 4, 96)
-    labels[:4] = np.arange(4)
-    inputs = rng.normal(labels[:, None, None, None] / 4, 0.5, (96, 2, side, side)).astype(np.float32)
-    return fedretain.from_arrays(inputs, labels, inputs[:16], labels[:16])
+    return dataset(shape=(2, side, side))
 
 
 @pytest.fixture(autouse=True)

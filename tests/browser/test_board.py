@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -16,33 +15,14 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.report import conftest as report_runs
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the browser tests need playwright")
 pytest.importorskip("uvicorn", reason="the board needs uvicorn: pip install 'fedretain[board]'")
 pytestmark = pytest.mark.browser
 
-# The run directories of tests/report: its conftest is not on the path of this folder.
-_FILE = Path(__file__).parents[1] / "report" / "conftest.py"
-_SPEC = importlib.util.spec_from_file_location("report_runs", _FILE)
-assert _SPEC is not None
-assert _SPEC.loader is not None
-report_runs = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(report_runs)
-
 HOSTILE = "<img src=x onerror='window.attacked = true'><script>window.attacked = true</script>"
 Open = Callable[..., Any]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if chromium is None:
-        pytest.skip("no Chromium found: install the package chromium to run the browser tests")
-    arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=chromium, args=arguments)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

@@ -3,40 +3,18 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.report import conftest as report_runs
 
 from fedretain.report import write_partition_page, write_report
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the browser tests need playwright")
 pytestmark = pytest.mark.browser
 
-# The run directories of tests/report: its conftest is not on the path of this folder.
-_FILE = Path(__file__).parents[1] / "report" / "conftest.py"
-_SPEC = importlib.util.spec_from_file_location("report_runs", _FILE)
-assert _SPEC is not None
-assert _SPEC.loader is not None
-report_runs = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(report_runs)
-
 HOSTILE = "<img src=x onerror='window.attacked = true'>&lt;</script><script>window.attacked = true</script>"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if chromium is None:
-        pytest.skip("no Chromium found: install the package chromium to run the browser tests")
-    arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=chromium, args=arguments)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")

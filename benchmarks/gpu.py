@@ -85,7 +85,8 @@ def one_round(engine: Engine, world: World, number: int) -> None:
     """A round of all clients, until the GPU is done."""
     params = {name: value.detach() for name, value in world.model.named_parameters()}
     received = Received(params, dict(world.model.named_buffers()), {}, number)
-    for _ in engine.train(received, np.arange(world.federation.clients), lambda client: None, local_models=False):
+    everyone = np.arange(world.federation.clients)
+    for _ in engine.train(received, everyone, lambda client: None, local_models=False, upcoming=everyone):
         pass
     torch.cuda.synchronize()
 

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, fx
 
 from fedretain.engines.convolution import TYPES, convolve, input_gradient, weight_gradient
-from fedretain.engines.recording import Recording, shape_of, type_of, views_into
+from fedretain.engines.folding import FEW_CHANNELS, few, folded_convolve, folded_weight_gradient
+from fedretain.engines.nodes import shape_of, type_of, views_into
+from fedretain.engines.recording import Recording
 
 aten = torch.ops.aten
 
@@ -29,6 +31,8 @@ class InPlace:
         graph = self.module.graph
         without_layout(graph)
         batch_convolutions(graph)
+        pool_side_by_side(graph)
+        sum_in_memory_order(graph)
         straighten(graph)
         write_back(graph, recording.carried)
         self.used = _drop_unused_inputs(graph)
@@ -89,6 +93,60 @@ def batch_convolutions(graph: fx.Graph) -> None:
             _backward(graph, node)
 
 
+def pool_side_by_side(graph: fx.Graph) -> None:
+    """Pool maps as convolutions make them, [B, K·C, H, W]; ``vmap`` would turn them around to [K·B, C, H, W] first.
+
+    Pooling mixes neither examples nor channels, so both are the same numbers.
+    """
+    for node in list(graph.nodes):
+        if node.target == aten.max_pool2d_with_indices.default:
+            maps, results = node.args[0], [user for user in node.users if user.target is operator.getitem]
+        elif node.target == aten.max_pool2d_with_indices_backward.default:
+            maps, results = node.args[1], [node]
+        else:
+            continue
+        sides = _shape(maps.args[0]) if maps.target == aten.reshape.default else ()
+        stacked = len(sides) == 5 and (sides[0] * sides[1], *sides[2:]) == _shape(maps)
+        if not stacked or sides[2] <= FEW_CHANNELS:
+            continue
+        clients = sides[0]
+        with graph.inserting_before(node):
+            for given in list(node.all_input_nodes):
+                apart = graph.call_function(aten.reshape.default, (given, [clients, -1, *_shape(given)[1:]]))
+                batch, channels, *rest = _shape(given)
+                _meta(apart, (clients, batch // clients, channels, *rest), given)
+                beside = _grouped(graph, apart, (batch // clients, clients * channels, *rest))
+                node.replace_input_with(given, beside)
+        for result in results:
+            batch, channels, *rest = _shape(result)
+            users = list(result.users)
+            _meta(result, (batch // clients, clients * channels, *rest), result)
+            with graph.inserting_before(result.next):
+                apart = _by_client(graph, result, clients)
+                behind = graph.call_function(aten.reshape.default, (apart, [batch, channels, *rest]))
+                _meta(behind, (batch, channels, *rest), result)
+            for user in users:
+                user.replace_input_with(result, behind)
+
+
+def sum_in_memory_order(graph: fx.Graph) -> None:
+    """Sums over all of a client's maps or weights take the channels last, as they lie in memory.
+
+    The compiler divides such a sum over many programs in the order of its axes, and would read one channel of every
+    pixel, then the next.
+    """
+    for node in list(graph.nodes):
+        if node.target != aten.sum.dim_IntList or sorted(node.args[1]) != [1, 2, 3, 4]:
+            continue
+        source = node.args[0]
+        clients, first, channels, *sides = _shape(source)
+        if len(sides) == 2 and channels > FEW_CHANNELS:
+            with graph.inserting_before(node):
+                turned = graph.call_function(aten.permute.default, (source, [0, 1, 3, 4, 2]))
+            _meta(turned, (clients, first, *sides, channels), source)
+            node.replace_input_with(source, turned)
+
+
 def straighten(graph: fx.Graph) -> None:
     """Drop reshapes and permutations that undo each other."""
     for node in graph.nodes:
@@ -135,15 +193,19 @@ def _forward(graph: fx.Graph, node: fx.Node) -> None:
     x, w, bias, stride, padding, dilation, transposed, _, groups = arguments
     if not _ours(x, stride, padding, dilation, transposed):
         return
+    batch, channels, height, width = _shape(node)
     with graph.inserting_before(node):
-        maps = _by_client(graph, x, groups)
-        weights = _weights_by_client(graph, w, groups)
-        made = graph.call_function(_op(convolve), (maps, weights, stride[0], _pair(padding)))
-        batch, channels, height, width = _shape(node)
-        _meta(made, (groups, batch, channels // groups, height, width), node)
-        result = _grouped(graph, made, (batch, channels, height, width))
+        if few(_shape(w)[1], channels // groups, stride[0]):
+            maps, weights = _by_client(graph, x, groups), _weights_by_client(graph, w, groups)
+            made = graph.call_function(_op(folded_convolve), (maps, weights, _pair(padding)))
+            _meta(made, (groups, batch, channels // groups, height, width), node)
+            result = _grouped(graph, made, (batch, channels, height, width))
+        else:
+            result = graph.call_function(_op(convolve), (x, w, stride[0], _pair(padding), groups))
+            _meta(result, (batch, channels, height, width), node)
         if bias is not None:
             aligned = graph.call_function(aten.reshape.default, (bias, [1, channels, 1, 1]))
+            _meta(aligned, (1, channels, 1, 1), bias)
             result = _meta(graph.call_function(aten.add.Tensor, (result, aligned)), _shape(node), node)
     node.replace_all_uses_with(result)
 
@@ -153,27 +215,47 @@ def _backward(graph: fx.Graph, node: fx.Node) -> None:
     d, x, w, _, stride, padding, dilation, transposed, _, groups, wanted = given
     if not _ours(x, stride, padding, dilation, transposed):
         return
-    batch, channels, height, width = _shape(x)
-    outputs, inputs, rows, columns = _shape(w)
     parts = {user.args[1]: user for user in node.users if user.target is operator.getitem}
+    folded = few(_shape(w)[1], _shape(w)[0] // groups, stride[0])
     with graph.inserting_before(node):
-        gradient = _by_client(graph, d, groups)
         if wanted[0] and 0 in parts:
-            weights = _weights_by_client(graph, w, groups)
-            arguments = (gradient, weights, [height, width], stride[0], _pair(padding))
-            made = graph.call_function(_op(input_gradient), arguments)
-            _meta(made, (groups, batch, channels // groups, height, width), x)
-            parts[0].replace_all_uses_with(_grouped(graph, made, (batch, channels, height, width)))
+            if folded:
+                made = _folded_input_gradient(graph, d, x, w, padding, groups)
+            else:
+                arguments = (d, w, list(_shape(x)[2:]), stride[0], _pair(padding), groups)
+                made = _meta(graph.call_function(_op(input_gradient), arguments), _shape(x), x)
+            parts[0].replace_all_uses_with(made)
         if wanted[1] and 1 in parts:
-            maps = _by_client(graph, x, groups)
-            arguments = (gradient, maps, [rows, columns], stride[0], _pair(padding))
-            made = graph.call_function(_op(weight_gradient), arguments)
-            _meta(made, (groups, outputs // groups, inputs, rows, columns), w)
-            flat = graph.call_function(aten.reshape.default, (made, [outputs, inputs, rows, columns]))
-            parts[1].replace_all_uses_with(_meta(flat, (outputs, inputs, rows, columns), w))
+            outputs, inputs, *taps = _shape(w)
+            if folded:
+                gradient, maps = _by_client(graph, d, groups), _by_client(graph, x, groups)
+                made = graph.call_function(_op(folded_weight_gradient), (gradient, maps, taps, _pair(padding)))
+                _meta(made, (groups, outputs // groups, inputs, *taps), w)
+                made = graph.call_function(aten.reshape.default, (made, [outputs, inputs, *taps]))
+            else:
+                arguments = (d, x, taps, stride[0], _pair(padding), groups)
+                made = graph.call_function(_op(weight_gradient), arguments)
+            parts[1].replace_all_uses_with(_meta(made, (outputs, inputs, *taps), w))
         if wanted[2] and 2 in parts:
             total = graph.call_function(aten.sum.dim_IntList, (d, [0, 2, 3]))
             parts[2].replace_all_uses_with(_meta(total, (_shape(d)[1],), d))
+
+
+def _folded_input_gradient(
+    graph: fx.Graph, d: fx.Node, x: fx.Node, w: fx.Node, padding: Sequence[int], groups: int
+) -> fx.Node:
+    """A convolution of the output's gradient with the taps turned around."""
+    batch, channels, height, width = _shape(x)
+    outputs, inputs, rows, columns = _shape(w)
+    gradient, weights = _by_client(graph, d, groups), _weights_by_client(graph, w, groups)
+    turned = graph.call_function(aten.flip.default, (weights, [3, 4]))
+    _meta(turned, _shape(weights), w)
+    turned = graph.call_function(aten.transpose.int, (turned, 1, 2))
+    _meta(turned, (groups, inputs, outputs // groups, rows, columns), w)
+    outside = [rows - 1 - _pair(padding)[0], columns - 1 - _pair(padding)[1]]
+    made = graph.call_function(_op(folded_convolve), (gradient, turned, outside))
+    _meta(made, (groups, batch, channels // groups, height, width), x)
+    return _grouped(graph, made, (batch, channels, height, width))
 
 
 def _ours(x: fx.Node, stride: Any, padding: Any, dilation: Any, transposed: bool) -> bool:

@@ -1,28 +1,23 @@
 """Convolutions of many clients at once on a GPU, each client with its own weights.
 
-Maps are [K, B, C, H, W], weights [K, O, C, R, S], K clients. ``vmap`` writes this as a grouped convolution, for which
-cuDNN has no fast kernels at a handful of channels; here the clients are an axis of the grid. Maps of more than
-``FEW_CHANNELS`` channels and all weight gradients come out with their channels side by side ([K, B, H, W, C] and
-[K, O, R, S, C] in memory), maps of fewer plane by plane; what is given may have any layout.
+As ``vmap`` writes them: grouped convolutions, one group a client, maps [B, K·C, H, W], weights [K·O, C, R, S]. Results
+come out with their channels side by side, [B, H, W, K, C] and [K, O, R, S, C] in memory; what is given may have any
+layout. In half precision the first call of a shape times our kernels and cuDNN's and keeps the faster; in float32 it is
+always ours, whose sums have one order. A handful of channels has kernels of its own (``folding``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-
-from fedretain.engines.folding import folded_forward, folded_weight_gradient
+from torch.nn import functional as F
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 PROCESSORS = 132
 """Programs that keep a large GPU busy; a weight gradient's pixels are divided until there are four times as many."""
-
-
-FEW_CHANNELS = 16
-"""Up to so many channels a map lies plane by plane, and blocks of its pixels are computed together."""
 
 
 class Tile(NamedTuple):
@@ -65,70 +60,139 @@ def splits_of(pixels: int, programs: int, depth: int) -> int:
     return max(1, min(4 * PROCESSORS // max(1, programs), pixels // (8 * depth)))
 
 
-def _precision(x: Tensor) -> str:
+def precision_of(x: Tensor) -> str:
     """TF32 where PyTorch's own convolutions use it."""
     return "tf32" if x.dtype != torch.float32 or torch.backends.cudnn.allow_tf32 else "ieee"
 
 
-def _channels_last(like: Tensor, shape: Sequence[int]) -> Tensor:
-    k, b, c, h, w = shape
-    return like.new_empty((k, b, h, w, c)).permute(0, 1, 4, 2, 3)
-
-
-def _maps(like: Tensor, shape: Sequence[int]) -> Tensor:
-    return like.new_empty(tuple(shape)) if shape[2] <= FEW_CHANNELS else _channels_last(like, shape)
-
-
-def _side_by_side(maps: Tensor) -> Tensor:
-    """The same maps with their channels side by side, where the kernels read them so."""
-    return maps.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
-
-
-def _few(c: int, o: int, stride: int) -> bool:
-    return c <= FEW_CHANNELS and o <= FEW_CHANNELS and stride == 1
-
-
-def _outputs(size: int, taps: int, stride: int, padding: int) -> int:
+def outputs_of(size: int, taps: int, stride: int, padding: int) -> int:
+    """Pixels that a convolution makes of ``size``."""
     return (size + 2 * padding - taps) // stride + 1
 
 
+_FASTEST: dict[Any, int] = {}
+
+
+def fastest(key: Any, ways: Sequence[Callable[[], Tensor]]) -> Tensor:
+    """The result of the fastest of several ways to the same; timed the first time that a key is seen."""
+    if key not in _FASTEST:
+        if torch.cuda.is_current_stream_capturing():
+            return ways[0]()
+        times = [_milliseconds(way) for way in ways]
+        _FASTEST[key] = times.index(min(times))
+    return ways[_FASTEST[key]]()
+
+
+def _milliseconds(way: Callable[[], Tensor], repeats: int = 5) -> float:
+    for _ in range(2):
+        way()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    start.record()
+    for _ in range(repeats):
+        way()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end))
+
+
+def _side_by_side(maps: Tensor) -> Tensor:
+    return maps.contiguous(memory_format=torch.channels_last)
+
+
+def _new_maps(like: Tensor, shape: Sequence[int]) -> Tensor:
+    return torch.empty(tuple(shape), dtype=like.dtype, device=like.device, memory_format=torch.channels_last)
+
+
+def _by_client(tensor: Tensor, clients: int) -> Tensor:
+    """Maps [B, K·C, H, W] as [K, B, C, H, W]."""
+    batch, channels, height, width = tensor.shape
+    return tensor.view(batch, clients, channels // clients, height, width).transpose(0, 1)
+
+
+def _of_client(weights: Tensor, clients: int) -> Tensor:
+    """Weights [K·O, C, R, S] as [K, O, C, R, S]."""
+    return weights.view(clients, -1, *weights.shape[1:])
+
+
+def _ways(x: Tensor, ours: Callable[[], Tensor], cudnn: Callable[[], Tensor]) -> list[Callable[[], Tensor]]:
+    """What may compute this: in float32 our kernels alone."""
+
+    def tuned() -> Tensor:
+        with torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=True):
+            return _side_by_side(cudnn())
+
+    return [ours] if x.dtype == torch.float32 else [ours, tuned]
+
+
+def _cudnn_gradient(
+    d: Tensor, x: Tensor, w: Tensor, stride: int, padding: Sequence[int], clients: int, which: int
+) -> Tensor:
+    """The gradient with respect to x (0) or w (1); this one gives its shape and layout."""
+    wanted = [which == 0, which == 1, False]
+    found = torch.ops.aten.convolution_backward(
+        d, x, w, None, [stride, stride], list(padding), [1, 1], False, [0, 0], clients, wanted
+    )
+    gradient: Tensor = found[which]
+    return gradient
+
+
 @torch.library.custom_op("fedretain::convolve", mutates_args=(), device_types="cuda")
-def convolve(x: Tensor, w: Tensor, stride: int, padding: Sequence[int]) -> Tensor:
-    """y[k, b, o] = Σ_c x[k, b, c] ⋆ w[k, o, c] for every client k."""
+def convolve(x: Tensor, w: Tensor, stride: int, padding: Sequence[int], clients: int) -> Tensor:
+    """y[b, (k, o)] = Σ_c x[b, (k, c)] ⋆ w[(k, o), c] for every client k."""
+    x, w = _side_by_side(x), _side_by_side(w)
+    ways = _ways(
+        x,
+        lambda: _convolve(x, w, stride, padding, clients),
+        lambda: F.conv2d(x, w, None, stride, list(padding), 1, clients),
+    )
+    return fastest(("forward", x.shape, w.shape, x.dtype, stride, *padding, x.device), ways)
+
+
+@convolve.register_fake
+def _(x: Tensor, w: Tensor, stride: int, padding: Sequence[int], clients: int) -> Tensor:
+    return _new_maps(x, _shape_of_outputs(x, w, stride, padding))
+
+
+def _shape_of_outputs(x: Tensor, w: Tensor, stride: int, padding: Sequence[int]) -> tuple[int, int, int, int]:
+    batch, _, height, width = x.shape
+    outputs, _, rows, columns = w.shape
+    return (
+        batch,
+        outputs,
+        outputs_of(height, rows, stride, padding[0]),
+        outputs_of(width, columns, stride, padding[1]),
+    )
+
+
+def _convolve(x: Tensor, w: Tensor, stride: int, padding: Sequence[int], clients: int) -> Tensor:
     from fedretain.engines.convolution_kernels import forward_kernel
 
-    k, b, c, h, wide = x.shape
-    _, o, _, r, s = w.shape
-    oh, ow = _outputs(h, r, stride, padding[0]), _outputs(wide, s, stride, padding[1])
-    y = _maps(x, (k, b, o, oh, ow))
-    pixels = b * oh * ow
-    if _few(c, o, stride):
-        folded_forward(x, w, y, padding, _precision(x))
-        return y
-    x = _side_by_side(x)
-    tile = forward_tile(pixels, c, o, x.dtype == torch.float32)
-    grid = (-(-pixels // tile.rows) * -(-o // tile.columns), k)
+    y = _new_maps(x, _shape_of_outputs(x, w, stride, padding))
+    maps, weights = _by_client(x, clients), _of_client(w, clients)
+    batch, channels, *sides = maps.shape[1:]
+    _, outputs, _, *taps = weights.shape
+    made = y.shape[2:]
+    pixels = batch * made[0] * made[1]
+    tile = forward_tile(pixels, channels, outputs, x.dtype == torch.float32)
+    grid = (-(-pixels // tile.rows) * -(-outputs // tile.columns), clients)
     forward_kernel[grid](
         x,
         w,
         y,
-        *x.stride(),
-        *w.stride(),
-        y.stride(0),
-        o <= FEW_CHANNELS,
+        *maps.stride(),
+        *weights.stride(),
+        outputs,
+        clients * outputs,
         pixels,
-        c,
-        h,
-        wide,
-        o,
-        oh,
-        ow,
-        r,
-        s,
+        channels,
+        *sides,
+        outputs,
+        *made,
+        *taps,
         stride,
         *padding,
-        c % tile.depth != 0,
-        _precision(x),
+        channels % tile.depth != 0,
+        precision_of(x),
         tile.rows,
         tile.columns,
         tile.depth,
@@ -138,51 +202,55 @@ def convolve(x: Tensor, w: Tensor, stride: int, padding: Sequence[int]) -> Tenso
     return y
 
 
-@convolve.register_fake
-def _(x: Tensor, w: Tensor, stride: int, padding: Sequence[int]) -> Tensor:
-    k, b, _, h, wide = x.shape
-    _, o, _, r, s = w.shape
-    return _maps(x, (k, b, o, _outputs(h, r, stride, padding[0]), _outputs(wide, s, stride, padding[1])))
-
-
 @torch.library.custom_op("fedretain::convolve_input_gradient", mutates_args=(), device_types="cuda")
-def input_gradient(d: Tensor, w: Tensor, size: Sequence[int], stride: int, padding: Sequence[int]) -> Tensor:
+def input_gradient(
+    d: Tensor, w: Tensor, size: Sequence[int], stride: int, padding: Sequence[int], clients: int
+) -> Tensor:
     """The gradient with respect to x, maps of ``size``, from d, the one with respect to y."""
+    d, w = _side_by_side(d), _side_by_side(w)
+    ways = _ways(
+        d,
+        lambda: _input_gradient(d, w, size, stride, padding, clients),
+        lambda: _cudnn_gradient(d, _new_maps(d, (len(d), clients * w.shape[1], *size)), w, stride, padding, clients, 0),
+    )
+    return fastest(("input", d.shape, w.shape, *size, d.dtype, stride, *padding, d.device), ways)
+
+
+@input_gradient.register_fake
+def _(d: Tensor, w: Tensor, size: Sequence[int], stride: int, padding: Sequence[int], clients: int) -> Tensor:
+    return _new_maps(d, (len(d), clients * w.shape[1], *size))
+
+
+def _input_gradient(
+    d: Tensor, w: Tensor, size: Sequence[int], stride: int, padding: Sequence[int], clients: int
+) -> Tensor:
     from fedretain.engines.convolution_kernels import input_kernel
 
-    k, b, o, oh, ow = d.shape
-    _, _, c, r, s = w.shape
-    h, wide = size
-    x = _maps(d, (k, b, c, h, wide))
-    if _few(c, o, stride):
-        flipped = w.flip(3, 4).transpose(1, 2)
-        folded_forward(d, flipped, x, (r - 1 - padding[0], s - 1 - padding[1]), _precision(d))
-        return x
-    d = _side_by_side(d)
-    pixels = b * -(-h // stride) * -(-wide // stride)
-    tile = forward_tile(pixels, o, c, d.dtype == torch.float32)
-    grid = (-(-pixels // tile.rows) * -(-c // tile.columns), k, stride * stride)
+    gradients, weights = _by_client(d, clients), _of_client(w, clients)
+    _, batch, outputs, *made = gradients.shape
+    channels, *taps = weights.shape[2:]
+    x = _new_maps(d, (batch, clients * channels, *size))
+    pixels = batch * -(-size[0] // stride) * -(-size[1] // stride)
+    tile = forward_tile(pixels, outputs, channels, d.dtype == torch.float32)
+    grid = (-(-pixels // tile.rows) * -(-channels // tile.columns), clients, stride * stride)
     input_kernel[grid](
         d,
         w,
         x,
-        *d.stride(),
-        *w.stride(),
-        x.stride(0),
-        c <= FEW_CHANNELS,
-        b,
-        c,
-        h,
-        wide,
-        o,
-        oh,
-        ow,
-        r,
-        s,
+        *gradients.stride(),
+        *weights.stride(),
+        channels,
+        clients * channels,
+        batch,
+        channels,
+        *size,
+        outputs,
+        *made,
+        *taps,
         stride,
         *padding,
-        o % tile.depth != 0,
-        _precision(d),
+        outputs % tile.depth != 0,
+        precision_of(d),
         tile.rows,
         tile.columns,
         tile.depth,
@@ -192,50 +260,59 @@ def input_gradient(d: Tensor, w: Tensor, size: Sequence[int], stride: int, paddi
     return x
 
 
-@input_gradient.register_fake
-def _(d: Tensor, w: Tensor, size: Sequence[int], stride: int, padding: Sequence[int]) -> Tensor:
-    return _maps(d, (d.shape[0], d.shape[1], w.shape[2], *size))
-
-
 @torch.library.custom_op("fedretain::convolve_weight_gradient", mutates_args=(), device_types="cuda")
-def weight_gradient(d: Tensor, x: Tensor, taps: Sequence[int], stride: int, padding: Sequence[int]) -> Tensor:
+def weight_gradient(
+    d: Tensor, x: Tensor, taps: Sequence[int], stride: int, padding: Sequence[int], clients: int
+) -> Tensor:
     """The gradient with respect to w, of ``taps`` r × s, from d, the one with respect to y."""
+    d, x = _side_by_side(d), _side_by_side(x)
+    ways = _ways(
+        x,
+        lambda: _weight_gradient(d, x, taps, stride, padding, clients),
+        lambda: _cudnn_gradient(
+            d, x, _new_maps(x, (d.shape[1], x.shape[1] // clients, *taps)), stride, padding, clients, 1
+        ),
+    )
+    return fastest(("weight", d.shape, x.shape, *taps, d.dtype, stride, *padding, d.device), ways)
+
+
+@weight_gradient.register_fake
+def _(d: Tensor, x: Tensor, taps: Sequence[int], stride: int, padding: Sequence[int], clients: int) -> Tensor:
+    return _new_maps(x, (d.shape[1], x.shape[1] // clients, *taps))
+
+
+def _weight_gradient(
+    d: Tensor, x: Tensor, taps: Sequence[int], stride: int, padding: Sequence[int], clients: int
+) -> Tensor:
     from fedretain.engines.convolution_kernels import weight_kernel
 
-    k, b, o, oh, ow = d.shape
-    _, _, c, h, wide = x.shape
-    r, s = taps
-    pixels = b * oh * ow
-    if _few(c, o, stride):
-        folded = folded_weight_gradient(d, x, taps, padding, _precision(x), PROCESSORS)
-        return folded.permute(0, 1, 4, 2, 3)
-    d, x = _side_by_side(d), _side_by_side(x)
-    tile = weight_tile(pixels, c, o, x.dtype == torch.float32)
-    tiles = -(-o // tile.rows) * -(-(r * s * c) // tile.columns)
-    splits = splits_of(pixels, tiles * k, tile.depth)
+    gradients, maps = _by_client(d, clients), _by_client(x, clients)
+    _, batch, outputs, *made = gradients.shape
+    channels, *sides = maps.shape[2:]
+    pixels, columns = batch * made[0] * made[1], taps[0] * taps[1] * channels
+    tile = weight_tile(pixels, channels, outputs, x.dtype == torch.float32)
+    tiles = -(-outputs // tile.rows) * -(-columns // tile.columns)
+    splits = splits_of(pixels, tiles * clients, tile.depth)
     dtype = x.dtype if splits == 1 else torch.float32
-    parts = torch.empty((splits, k, o, r, s, c), dtype=dtype, device=x.device)
-    weight_kernel[(tiles, k, splits)](
+    parts = torch.empty((splits, clients * outputs, *taps, channels), dtype=dtype, device=x.device)
+    weight_kernel[(tiles, clients, splits)](
         d,
         x,
         parts,
-        *d.stride(),
-        *x.stride(),
-        parts.stride(1),
+        *gradients.stride(),
+        *maps.stride(),
+        outputs * columns,
         parts.stride(0),
         pixels,
         splits,
-        c,
-        h,
-        wide,
-        o,
-        oh,
-        ow,
-        r,
-        s,
+        channels,
+        *sides,
+        outputs,
+        *made,
+        *taps,
         stride,
         *padding,
-        _precision(x),
+        precision_of(x),
         tile.rows,
         tile.columns,
         tile.depth,
@@ -243,9 +320,4 @@ def weight_gradient(d: Tensor, x: Tensor, taps: Sequence[int], stride: int, padd
         num_stages=tile.stages,
     )
     total = parts[0] if splits == 1 else parts.sum(0).to(x.dtype)
-    return total.permute(0, 1, 4, 2, 3)
-
-
-@weight_gradient.register_fake
-def _(d: Tensor, x: Tensor, taps: Sequence[int], stride: int, padding: Sequence[int]) -> Tensor:
-    return _channels_last(x, (d.shape[0], d.shape[2], x.shape[2], *taps))
+    return total.permute(0, 3, 1, 2)

@@ -1,6 +1,7 @@
 """Triton kernels for convolutions of many clients, each with its own weights: implicit matrix products, no im2col copy.
 
-The grid has an axis of clients. Every tensor comes with its strides; channels side by side is the fast layout.
+The grid has an axis of clients. What is read comes with its strides; channels side by side is the fast layout, and how
+maps are written: ``_k`` is the stride from client to client, ``_m`` from pixel to pixel.
 Importing this module needs Triton, which comes with PyTorch for CUDA.
 """
 
@@ -26,7 +27,7 @@ def forward_kernel(
     w_r,
     w_s,
     y_k,
-    PLANAR: tl.constexpr,
+    y_m,
     PIXELS: tl.constexpr,
     C: tl.constexpr,
     H: tl.constexpr,
@@ -85,11 +86,7 @@ def forward_kernel(
             b = tl.load(w_ptr + at, mask=(n < OUT)[None, :], other=0.0)
             acc = tl.dot(a, b, acc, input_precision=PRECISION)
     out = acc.to(y_ptr.dtype.element_ty)
-    if PLANAR:
-        at = (m // (OH * OW) * (OUT * OH * OW) + m % (OH * OW))[:, None] + n[None, :] * (OH * OW)
-    else:
-        at = m[:, None] * OUT + n[None, :]
-    tl.store(y_ptr + at, out, mask=inside[:, None] & (n < OUT)[None, :])
+    tl.store(y_ptr + m[:, None] * y_m + n[None, :], out, mask=inside[:, None] & (n < OUT)[None, :])
 
 
 @triton.jit
@@ -108,7 +105,7 @@ def input_kernel(
     w_r,
     w_s,
     x_k,
-    PLANAR: tl.constexpr,
+    x_m,
     BATCH: tl.constexpr,
     C: tl.constexpr,
     H: tl.constexpr,
@@ -182,10 +179,7 @@ def input_kernel(
             at = r * w_r + s * w_s + (o * w_o)[:, None] + n[None, :] * w_c
             b = tl.load(w_ptr + at, mask=(n < C)[None, :], other=0.0)
             acc = tl.dot(a, b, acc, input_precision=PRECISION)
-    if PLANAR:
-        at = (example * (C * H * W) + h * W + w)[:, None] + n[None, :] * (H * W)
-    else:
-        at = ((example * (H * W) + h * W + w) * C)[:, None] + n[None, :]
+    at = ((example * (H * W) + h * W + w) * x_m)[:, None] + n[None, :]
     tl.store(x_ptr + at, acc.to(x_ptr.dtype.element_ty), mask=inside[:, None] & (n < C)[None, :])
 
 

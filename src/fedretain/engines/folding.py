@@ -1,4 +1,8 @@
-"""Convolutions of many clients with few channels, by blocks of pixels (see ``folded_kernels``); stride 1 only."""
+"""Convolutions of many clients with few channels, by blocks of pixels (see ``folded_kernels``); stride 1 only.
+
+Maps are [K, B, C, H, W] and lie plane by plane, weights [K, O, C, R, S], K clients. cuDNN has no fast kernels for
+grouped convolutions of a handful of channels.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedretain.engines.convolution import PROCESSORS, outputs_of, precision_of
+
+FEW_CHANNELS = 16
+"""Up to so many channels, in and out, blocks of pixels are computed together."""
 COLUMNS = 64
 """At most so many columns: channels times the pixels of a block."""
 
@@ -20,13 +28,20 @@ def block_of(channels: int, height: int, width: int, columns: int = COLUMNS) -> 
     return down, across
 
 
-def folded_forward(x: Tensor, w: Tensor, y: Tensor, padding: Sequence[int], precision: str) -> None:
-    """y = x ⋆ w for every client; y lies plane by plane."""
+def few(channels: int, outputs: int, stride: int) -> bool:
+    """Whether a convolution is one for these kernels."""
+    return channels <= FEW_CHANNELS and outputs <= FEW_CHANNELS and stride == 1
+
+
+@torch.library.custom_op("fedretain::folded_convolve", mutates_args=(), device_types="cuda")
+def folded_convolve(x: Tensor, w: Tensor, padding: Sequence[int]) -> Tensor:
+    """y[k, b, o] = Σ_c x[k, b, c] ⋆ w[k, o, c] for every client k."""
     from fedretain.engines.folded_kernels import folded_forward_kernel
 
     clients, batch, c, h, wide = x.shape
-    _, _, o, oh, ow = y.shape
-    rows, columns = w.shape[3:]
+    _, o, _, rows, columns = w.shape
+    oh, ow = outputs_of(h, rows, 1, padding[0]), outputs_of(wide, columns, 1, padding[1])
+    y = x.new_empty((clients, batch, o, oh, ow))
     down, across = block_of(o, oh, ow)
     index = _spread(c, o, rows, columns, down, across, str(x.device))
     flat = torch.cat([w.reshape(clients, -1), w.new_zeros(clients, 1)], 1)
@@ -49,19 +64,27 @@ def folded_forward(x: Tensor, w: Tensor, y: Tensor, padding: Sequence[int], prec
         down,
         across,
         *padding,
-        precision,
+        precision_of(x),
         tile,
         max(16, 1 << (o * down * across - 1).bit_length()),
         16 if x.dtype == torch.float32 else 32,
         num_warps=4,
         num_stages=3,
     )
+    return y
 
 
-def folded_weight_gradient(
-    d: Tensor, x: Tensor, taps: Sequence[int], padding: Sequence[int], precision: str, processors: int
-) -> Tensor:
-    """The gradient with respect to w, [K, O, R, S, C]."""
+@folded_convolve.register_fake
+def _(x: Tensor, w: Tensor, padding: Sequence[int]) -> Tensor:
+    clients, batch, _, height, width = x.shape
+    _, outputs, _, rows, columns = w.shape
+    sides = outputs_of(height, rows, 1, padding[0]), outputs_of(width, columns, 1, padding[1])
+    return x.new_empty((clients, batch, outputs, *sides))
+
+
+@torch.library.custom_op("fedretain::folded_weight_gradient", mutates_args=(), device_types="cuda")
+def folded_weight_gradient(d: Tensor, x: Tensor, taps: Sequence[int], padding: Sequence[int]) -> Tensor:
+    """The gradient with respect to w, of ``taps`` r × s, from d, the one with respect to y."""
     from fedretain.engines.folded_kernels import folded_weight_kernel
 
     clients, batch, o, oh, ow = d.shape
@@ -74,7 +97,7 @@ def folded_weight_gradient(
     outputs, inputs = o * down * across, c * patch[0] * patch[1]
     width, depth = 64, 32
     tiles = -(-inputs // width)
-    splits = max(1, min(4 * processors // (tiles * clients), blocks // (8 * depth)))
+    splits = max(1, min(4 * PROCESSORS // (tiles * clients), blocks // (8 * depth)))
     parts = torch.empty((splits, clients, outputs, inputs), dtype=torch.float32, device=d.device)
     folded_weight_kernel[(tiles, clients, splits)](
         d,
@@ -96,7 +119,7 @@ def folded_weight_gradient(
         down,
         across,
         *padding,
-        precision,
+        precision_of(x),
         max(16, 1 << (outputs - 1).bit_length()),
         width,
         depth,
@@ -106,7 +129,12 @@ def folded_weight_gradient(
     total = (parts[0] if splits == 1 else parts.sum(0)).flatten(1)
     index = _collect(c, o, rows, columns, down, across, str(x.device))
     summed = total.index_select(1, index).reshape(clients, o, rows, columns, c, down * across).sum(-1)
-    return summed.to(x.dtype)
+    return summed.to(x.dtype).permute(0, 1, 4, 2, 3)
+
+
+@folded_weight_gradient.register_fake
+def _(d: Tensor, x: Tensor, taps: Sequence[int], padding: Sequence[int]) -> Tensor:
+    return x.new_empty((d.shape[0], d.shape[2], *taps, x.shape[2])).permute(0, 1, 4, 2, 3)
 
 
 @lru_cache(maxsize=64)

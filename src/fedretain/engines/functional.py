@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call, grad_and_value
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedretain.engines.engine import World
+from fedretain.engines.norms import Padding, with_functional_norms
+from fedretain.engines.tracing import uncompiled
 from fedretain.methods import Batch, Own, Received
 from fedretain.tensors import Tensors
 
@@ -108,7 +107,8 @@ class FunctionalTask:
             buffers = dict(self.buffers)
             return self.loss(params, buffers, batch), buffers
 
-        gradient, (loss, buffers) = grad_and_value(objective, has_aux=True)(params)
+        with uncompiled():
+            gradient, (loss, buffers) = grad_and_value(objective, has_aux=True)(params)
         if training:
             self.buffers = buffers
         return loss, gradient
@@ -124,7 +124,8 @@ class FunctionalTask:
             loss = self.loss(params, buffers, batch)
             return loss + method.penalty(params, received, own), (loss, buffers)
 
-        gradient, (_, (loss, self.buffers)) = grad_and_value(objective, has_aux=True)(params)
+        with uncompiled():
+            gradient, (_, (loss, self.buffers)) = grad_and_value(objective, has_aux=True)(params)
         return loss, gradient
 
     def part(self, data: Batch, index: int | Tensor) -> Batch:
@@ -148,13 +149,7 @@ class FunctionalModel:
     def __init__(self, world: World) -> None:
         self.precision = world.precision
         self.padding = Padding()
-        self.module = copy.deepcopy(world.model)
-        if isinstance(self.module, _BatchNorm):
-            self.module = FunctionalBatchNorm(self.module, self.padding)
-        for parent in list(self.module.modules()):
-            for name, child in parent.named_children():
-                if isinstance(child, _BatchNorm):
-                    setattr(parent, name, FunctionalBatchNorm(child, self.padding))
+        self.module = with_functional_norms(copy.deepcopy(world.model), self.padding)
 
     def __call__(self, params: Tensors, buffers: Tensors, batch: Batch, *, training: bool) -> Tensor:
         """Logits of a batch; padded examples are left out of batch statistics."""
@@ -168,95 +163,3 @@ class FunctionalModel:
             logits: Tensor = functional_call(self.module, tensors, (batch.inputs,))
         buffers.update({name: tensors[name] for name in buffers})  # replaced, where the model did so
         return logits.to(batch.inputs.dtype)
-
-
-class Padding:
-    """Which examples of the batch now in the model are real; batch norm asks."""
-
-    weights: Tensor | None = None
-    needs_two: bool = False
-    """Set once a batch norm has seen maps of one pixel, where a batch of one example has no variance."""
-    explicit: bool = False
-    """Write batch norm out in simple operations: ``vmap`` gives PyTorch's own a layout that costs copies."""
-
-    @contextmanager
-    def of(self, weights: Tensor | None) -> Iterator[None]:
-        """For the duration of a call."""
-        self.weights = weights
-        try:
-            yield
-        finally:
-            self.weights = None
-
-
-class FunctionalBatchNorm(nn.Module):
-    """Batch norm that replaces its running statistics in place of writing into them, and leaves padding out.
-
-    With weights w ∈ {0, 1}: mean = Σ w x / Σ w over examples and pixels, var likewise; the running variance takes the
-    unbiased one, as ``torch.nn.BatchNorm2d`` does.
-    """
-
-    weight: Tensor | None
-    bias: Tensor | None
-    running_mean: Tensor | None
-    running_var: Tensor | None
-    num_batches_tracked: Tensor | None
-
-    def __init__(self, norm: _BatchNorm, padding: Padding) -> None:
-        super().__init__()
-        self.eps, self.momentum, self.padding = norm.eps, norm.momentum, padding
-        self.register_parameter("weight", norm.weight)
-        self.register_parameter("bias", norm.bias)
-        for name in ("running_mean", "running_var", "num_batches_tracked"):
-            self.register_buffer(name, getattr(norm, name))
-
-    def forward(self, maps: Tensor) -> Tensor:
-        """Normalised feature maps [B, C, …]."""
-        if not self.training and self.running_mean is not None:
-            return torch.nn.functional.batch_norm(
-                maps, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
-            )
-        normal, mean, variance, count = self._by_batch(maps)
-        if self.training and self.running_mean is not None:
-            assert self.running_var is not None
-            assert self.num_batches_tracked is not None
-            seen = self.num_batches_tracked + 1
-            factor = 1 / seen.to(mean.dtype) if self.momentum is None else self.momentum
-            unbiased = variance.detach() * count / (count - 1).clamp(min=1)
-            self.running_mean = self.running_mean + factor * (mean.detach() - self.running_mean)
-            self.running_var = self.running_var + factor * (unbiased - self.running_var)
-            self.num_batches_tracked = seen
-        return normal
-
-    def _by_batch(self, maps: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Normalised by the batch's own statistics; these, and over how many values they went."""
-        weights, pixels = self.padding.weights, maps[0, 0].numel()
-        over = [0, *range(2, maps.dim())]
-        if pixels == 1:
-            self.padding.needs_two = True
-        if weights is None and not self.padding.explicit:
-            normal = torch.nn.functional.batch_norm(maps, None, None, self.weight, self.bias, True, 0.0, self.eps)
-            exact = maps.detach().to(self._statistics_type(maps))
-            variance, mean = torch.var_mean(exact, over, correction=0)
-            return normal, mean, variance, mean.new_full((), len(maps) * pixels)
-        exact = maps.to(self._statistics_type(maps))
-        shape = [1, -1, *[1] * (maps.dim() - 2)]
-        if weights is None:
-            count = exact.new_full((), len(maps) * pixels)
-            mean = exact.mean(over)
-            centred = exact - mean.reshape(shape)
-            variance = centred.square().mean(over)
-        else:
-            real = weights.to(exact.dtype).reshape(-1, *[1] * (maps.dim() - 1))
-            count = (weights.sum() * pixels).to(exact.dtype).clamp(min=1)
-            mean = (exact * real).sum(over) / count
-            centred = exact - mean.reshape(shape)
-            variance = (centred.square() * real).sum(over) / count
-        normal = centred * torch.rsqrt(variance + self.eps).reshape(shape)
-        if self.weight is not None:
-            assert self.bias is not None
-            normal = normal * self.weight.reshape(shape) + self.bias.reshape(shape)
-        return normal.to(maps.dtype), mean, variance, count
-
-    def _statistics_type(self, maps: Tensor) -> torch.dtype:
-        return torch.float32 if maps.dtype in (torch.bfloat16, torch.float16) else maps.dtype

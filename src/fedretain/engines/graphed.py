@@ -6,7 +6,9 @@ reads and writes, the round's batches lie on the device as numbers of examples, 
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,16 +17,18 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fedretain.data.transforms import crop_flip
+from fedretain.engines.ahead import Ahead, next_members
 from fedretain.engines.captured import InPlace, Replay
-from fedretain.engines.engine import World
+from fedretain.engines.engine import Uploads, World
 from fedretain.engines.functional import Carry, Moving
 from fedretain.engines.recording import Recording, RoundWatch, WatchedReceived
-from fedretain.engines.stack import Stack, roomy
+from fedretain.engines.stack import Member, Stack, Work, roomy
 from fedretain.engines.vectorised import Each, VectorisedEngine
 from fedretain.errors import ConfigError
 from fedretain.methods import Batch, Own, Received
 from fedretain.tensors import Tensors
 
+LOG = logging.getLogger("fedretain")
 COMPILE_AFTER = 60.0
 """Seconds of replays before a step is compiled: about what compiling costs, so that short runs do without."""
 SHARE_FOR_DATA = 0.25
@@ -38,14 +42,16 @@ class GraphedEngine(VectorisedEngine):
     for_capture = True
 
     def __init__(self, *worlds: World, at_once: int | None = None, compile_after: float = COMPILE_AFTER) -> None:
-        device = worlds[0].federation.device
-        if device.type != "cuda":
-            raise ConfigError(f"engine: graphed needs a CUDA device, not {device.type}; use engine: auto")
+        _check_device(worlds[0].federation.device)
         super().__init__(*worlds, at_once=at_once)
         self.model.padding.explicit = True
         self.compile_after = compile_after
         self.pool = torch.cuda.graph_pool_handle()
         self.data = _normalised(self.world)
+        self.ahead = Ahead(gather=self.gathers)
+        self.works: Sequence[Work] = ()
+        self.waiting = 0
+        """Participants of the round whose training has not begun."""
         self.places: dict[Any, Places] = {}
         self.preparations: dict[Any, Preparation] = {}
         self.plain = False
@@ -58,16 +64,35 @@ class GraphedEngine(VectorisedEngine):
         self.places.clear()
         self.preparations.clear()
 
+    def train_all(self, works: Sequence[Work]) -> Iterator[tuple[int, Uploads]]:
+        """As in the vectorised engine; keeps in mind who will be next."""
+        self.works = works
+        yield from super().train_all(works)
+
+    def _buckets(self, members: Sequence[Member]) -> list[np.ndarray]:
+        self.waiting = len(members)
+        return super()._buckets(members)
+
+    def _stacked(self, members: Sequence[Member], round: int) -> Stack:
+        self.waiting -= len(members)
+        return self.ahead.take(members, round)
+
+    def _look_ahead(self) -> None:
+        """Draw the next round's batches while this round's last stack trains, if memory holds all clients at once."""
+        members = next_members(self.worlds, self.works)
+        if members and self.waiting == 0 and (self.at_once is None or self.at_once >= len(members)):
+            groups = [[members[at] for at in bucket] for bucket in super()._buckets(members)]
+            self.ahead.make(groups, self.works[0].received.round + 1)
+
     def _steps(self, each: Each, clients: Stack, carry: Carry) -> tuple[Carry, Tensor]:
         """All local steps, replayed; played one by one where a method's step cannot be captured."""
         if not self.plain:
             try:
                 return self._replayed(each, clients, carry)
-            except NotReusable:
-                self.plain = True
             except torch.cuda.OutOfMemoryError:
                 raise
-            except RuntimeError:
+            except (NotReusable, RuntimeError) as error:
+                LOG.info("engine: graphed plays steps one by one, which is slower: %s", error)
                 self.close()
                 self.plain = True
         self.for_capture = False
@@ -90,6 +115,7 @@ class GraphedEngine(VectorisedEngine):
         for kind in kinds:
             places.replays[kind]()
         history = places.history[:total].clone()
+        self._look_ahead()
         if self.compile_after < float("inf"):
             torch.cuda.synchronize()
             places.note(kinds, time.perf_counter() - start)
@@ -103,14 +129,15 @@ class GraphedEngine(VectorisedEngine):
             each = each._replace(lr=torch.tensor(each.lr, dtype=torch.float64, device=self.world.federation.device))
         key = tuple(leaf.shape if isinstance(leaf, Tensor) else leaf for leaf in _leaves(each))
         found = self.preparations.get(key)
-        if found is not None:
-            return found(each)
-        first = super()._prepared(each)
-        try:
-            self.preparations[key] = Preparation(self, each, first)
-        except (NotReusable, RuntimeError):
-            self.plain_preparation = True
-        return first
+        if found is None:
+            first = super()._prepared(each)
+            try:
+                self.preparations[key] = Preparation(self, each, first)
+            except (NotReusable, RuntimeError) as error:
+                LOG.info("engine: graphed does not capture the method's prepare: %s", error)
+                self.plain_preparation = True
+            return first
+        return found(each)
 
 
 class NotReusable(Exception):
@@ -205,7 +232,7 @@ class Places:
             fixed = tree_unflatten(self.fixed, self.fixed_spec)
             recording = self.engine._record(carry, self.moving(kind), fixed, round, kind[1])
             if not recording.reusable:
-                raise NotReusable
+                raise NotReusable("it reads the round's number")
             self.steps[kind] = InPlace(recording)
         step = self.steps[kind]
         if compile_now:
@@ -248,24 +275,41 @@ class Preparation:
             return engine._mapped(Each(received, own, numbers, lr), hook), own.examples
 
         fixed = tree_unflatten(self.inputs, tree_flatten(_parts(each))[1])
-        whole = InPlace(Recording(make, prepared, (), fixed, for_capture=True))
+        self.whole = InPlace(Recording(make, prepared, (), fixed, for_capture=True))
         if watch.seen:
-            raise NotReusable
-        arguments = [*self.places, *self.inputs]
+            raise NotReusable("it reads the round's number")
+        self.engine, self.seconds, self.compiled = engine, 0.0, False
+        self.replay = Replay(self._run, engine.pool)
+        self._compile_if_due()
 
-        def run() -> None:
-            whole(arguments)
+    def _run(self) -> None:
+        self.whole([*self.places, *self.inputs])
 
-        self.replay = Replay(run, engine.pool)
+    def _compile_if_due(self) -> None:
+        """Compile once it has been replayed for long enough."""
+        if not self.compiled and self.seconds >= self.engine.compile_after:
+            self.compiled = True
+            self.whole.compile([*self.places, *self.inputs])
+            self.replay = Replay(self._run, self.engine.pool)
 
     def __call__(self, each: Each) -> Tensors:
         """What the method makes of what was received now."""
+        self._compile_if_due()
         for place, leaf in zip(self.inputs, _leaves(each), strict=True):
             if isinstance(place, Tensor):
                 place.copy_(leaf)
+        start = time.perf_counter()
         self.replay()
+        if not self.compiled and self.engine.compile_after < float("inf"):
+            torch.cuda.synchronize()
+            self.seconds += time.perf_counter() - start
         made: Tensors = tree_unflatten([place.clone() for place in self.places], self.spec)
         return made
+
+
+def _check_device(device: torch.device) -> None:
+    if device.type != "cuda":
+        raise ConfigError(f"engine: graphed needs a CUDA device, not {device.type}; use engine: auto")
 
 
 def _parts(each: Each) -> tuple[Any, ...]:

@@ -17,6 +17,11 @@ def _scalar(value: float) -> nn.Parameter:
     return nn.Parameter(torch.full((1,), value))
 
 
+def _plus(maps: Tensor, bias: Tensor) -> Tensor:
+    """Feature maps with a scalar added; in half precision they stay there, where a sum of both would be float32."""
+    return maps + bias.to(maps.dtype)
+
+
 def _conv3x3(inputs: int, outputs: int) -> nn.Conv2d:
     """A 3×3 convolution without bias; weights ~ N(0, 2 / (9 · inputs)), for ReLU (He et al. 2015)."""
     conv = nn.Conv2d(inputs, outputs, kernel_size=3, padding=1, bias=False)
@@ -35,8 +40,7 @@ class PlainLayer(nn.Module):
 
     def forward(self, maps: Tensor) -> Tensor:
         """Feature maps [B, outputs, H, W] of feature maps [B, inputs, H, W]."""
-        output: Tensor = (self.conv(maps + self.before_conv) + self.before_relu).relu()
-        return output
+        return _plus(self.conv(_plus(maps, self.before_conv)), self.before_relu).relu()
 
 
 class FixupBlock(nn.Module):
@@ -63,10 +67,10 @@ class FixupBlock(nn.Module):
 
     def forward(self, maps: Tensor) -> Tensor:
         """Feature maps of the same shape [B, channels, H, W]."""
-        branch = (self.conv1(maps + self.before_conv1) + self.before_relu1).relu()
-        branch = self.conv2(branch + self.before_conv2) * self.scale + self.before_relu2
-        output: Tensor = (maps + branch).relu()
-        return output
+        branch = _plus(self.conv1(_plus(maps, self.before_conv1)), self.before_relu1).relu()
+        branch = self.conv2(_plus(branch, self.before_conv2))
+        branch = _plus(branch * self.scale.to(branch.dtype), self.before_relu2)
+        return (maps + branch).relu()
 
 
 class ResNet9(nn.Module):

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from fedretain.engines import Uploads
+from fedretain.engines.sums import upload_bytes
 from fedretain.methods import FedAvg, Method, Received
 from fedretain.optimizers import ServerOptimizer
-from fedretain.server import ServerState, advance, download_bytes, example_weights, receive, upload_bytes
+from fedretain.server import ServerState, advance, download_bytes, example_weights, receive
 from fedretain.tensors import Tensors
 
 CLIENTS = 5
@@ -43,6 +44,8 @@ def cut(uploads: Uploads, sizes: tuple[int, ...]) -> list[Uploads]:
     edges = np.cumsum((0, *sizes))
 
     def part(value: Any, a: int, b: int) -> Any:
+        if value is None:
+            return None
         return {n: v[a:b] for n, v in value.items()} if isinstance(value, dict) else value[a:b]
 
     return [Uploads(*(part(value, a, b) for value in uploads)) for a, b in pairwise(edges.tolist())]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from struct import unpack
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,12 @@ from torch.overrides import TorchFunctionMode
 
 def derive(seed: int, purpose: str, *numbers: int) -> int:
     """A 128-bit key for one purpose, the same on every machine and in every process."""
-    name = "/".join([str(int(seed)), purpose, *(str(int(n)) for n in numbers)])
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=16).digest(), "little")
+    return int.from_bytes(_digest(seed, purpose, *numbers), "little")
+
+
+def _digest(seed: int, purpose: str, *numbers: int) -> bytes:
+    name = f"{int(seed)}/{purpose}" + "".join([f"/{int(number)}" for number in numbers])
+    return hashlib.blake2b(name.encode(), digest_size=16).digest()
 
 
 def stream(seed: int, purpose: str, *numbers: int) -> np.random.Generator:
@@ -29,20 +34,21 @@ def stream(seed: int, purpose: str, *numbers: int) -> np.random.Generator:
 
 
 class Streams:
-    """Many streams of one purpose through one generator: the draws of ``stream``, at a third of its cost."""
+    """Many streams of one purpose through one generator: the draws of ``stream``, at a fifth of its cost."""
 
     def __init__(self, purpose: str) -> None:
         self.purpose = purpose
         self.bits = np.random.Philox(key=0)
         self.generator = np.random.Generator(self.bits)
-        self.start = np.zeros(4, dtype=np.uint64)
-        self.fresh: dict[str, Any] = dict(self.bits.state)
+        fresh = dict(self.bits.state)
+        self.start: dict[str, Any] = {"counter": [0, 0, 0, 0], "key": [0, 0]}
+        # Lists of Python numbers are read faster than arrays.
+        self.state: Any = fresh | {"state": self.start, "buffer": [0, 0, 0, 0]}
 
     def at(self, seed: int, *numbers: int) -> np.random.Generator:
         """The stream ``(seed, purpose, *numbers)`` from its beginning; the one asked for before it is over."""
-        key = derive(seed, self.purpose, *numbers)
-        halves = np.array([key & (2**64 - 1), key >> 64], dtype=np.uint64)
-        self.bits.state = self.fresh | {"state": {"counter": self.start, "key": halves}}  # type: ignore[assignment]
+        self.start["key"] = unpack("<QQ", _digest(seed, self.purpose, *numbers))
+        self.bits.state = self.state
         return self.generator
 
 

@@ -16,6 +16,7 @@ from fedretain.config import Experiment
 from fedretain.data.federation import Federation
 from fedretain.engines import Engine, Uploads, World
 from fedretain.engines.schedule import sample_cohort
+from fedretain.engines.sums import Sums
 from fedretain.errors import TrainingError
 from fedretain.methods import Received
 from fedretain.probes import (
@@ -32,9 +33,11 @@ from fedretain.probes import (
 from fedretain.runs.checkpoint import Checkpoint
 from fedretain.runs.clients import ClientStore
 from fedretain.runs.metrics import Row
-from fedretain.server import ServerState, advance, download_bytes, example_weights, receive, upload_bytes
+from fedretain.server import ServerState, advance, download_bytes, example_weights, receive
 from fedretain.tensors import Tensors, all_finite
 
+DRAWN_AHEAD = 2000
+"""Participants that are drawn at once, of one round or of several."""
 Records = dict[str, dict[str, np.ndarray]]
 """Arrays measured in a round, by the folder of the run directory that they go to."""
 
@@ -66,7 +69,14 @@ def train_rounds(
     rounds = Rounds(experiment, world, start, store)
     while not rounds.over:
         order = rounds.open()
-        uploads = engine.train(order.received, order.cohort, order.states, local_models=order.measuring)
+        uploads = engine.train(
+            order.received,
+            order.cohort,
+            order.states,
+            local_models=order.measuring,
+            weights=order.summed_by,
+            upcoming=order.upcoming,
+        )
         yield rounds.close(order, uploads)
 
 
@@ -78,6 +88,10 @@ class Order(NamedTuple):
     weights: Tensor
     states: Callable[[int], Tensors | None]
     measuring: bool
+    summed_by: Tensor | None
+    """The weights, where nobody looks at single uploads."""
+    upcoming: np.ndarray | None
+    """Who takes part in the next round, where that is drawn already."""
     started: float
 
 
@@ -93,6 +107,7 @@ class Rounds:
         self.store = store if store is not None else ClientStore()
         self.optimizer = experiment.server.build_optimizer()
         self.size = experiment.cohort_size(world.federation.clients)
+        self.upcoming: dict[int, tuple[np.ndarray, Tensor]] = {}
 
     @property
     def over(self) -> bool:
@@ -103,29 +118,35 @@ class Rounds:
         """Who takes part in the next round, and what they receive."""
         experiment, method, state = self.experiment, self.world.method, self.state
         round = state.round + 1
-        cohort = self._participants(round)
-        weights = example_weights(
-            self.world.federation.train.sizes[cohort],
-            experiment.server.weights or method.averaging,
-            next(iter(state.params.values())),
-        )
+        cohort, weights = self._invited(round)
+        measuring = _due(experiment.forgetting.every, round, experiment.rounds)
         return Order(
             Received(state.params, state.buffers, method.broadcast(state.server), round),
             cohort,
             weights,
             partial(_state_of, self.clients, self.store, weights),
-            _due(experiment.forgetting.every, round, experiment.rounds),
+            measuring,
+            None if measuring or method.uses("weigh") else weights,
+            self.upcoming[round + 1][0] if round + 1 in self.upcoming else None,
             time.perf_counter(),
         )
 
     def close(self, order: Order, uploads: Iterable[Uploads], *, sharing: int = 1) -> Ended:
         """Combine the uploads and measure. ``sharing`` experiments that train together share the time that it took."""
+        return self.end(order, self.gather(order, uploads), sharing=sharing)
+
+    def gather(self, order: Order, uploads: Iterable[Uploads]) -> Gathered:
+        """Add the uploads up as they arrive; the server does not move yet."""
+        ledger = Ledger(order.received.round, self.store, keep=order.measuring)
+        return Gathered(*receive(self.world.method, ledger.note(uploads), order.weights), ledger)
+
+    def end(self, order: Order, gathered: Gathered, *, sharing: int = 1) -> Ended:
+        """Move the server and measure."""
         experiment, world, received = self.experiment, self.world, order.received
-        ledger = Ledger(received.round, self.store, keep=order.measuring)
-        reception, weights = receive(world.method, ledger.note(uploads), order.weights)
+        sums, weights, ledger = gathered
         state = advance(
             self.state,
-            reception,
+            sums,
             received,
             world.method,
             self.optimizer,
@@ -136,6 +157,7 @@ class Rounds:
 
         trained = time.perf_counter()
         row = ledger.row(order.cohort, weights.tolist(), world.federation) | {
+            "upload_bytes": sums.bytes_up,
             "download_bytes": len(order.cohort) * download_bytes(received),
             "seconds": (trained - order.started) / sharing,
         }
@@ -181,6 +203,16 @@ class Rounds:
                 row |= measured.numbers
                 records[name] = measured.arrays
 
+    def _invited(self, round: int) -> tuple[np.ndarray, Tensor]:
+        """The participants and their weights p_k; those of some rounds are drawn at once, which is faster."""
+        if round not in self.upcoming:
+            kind = self.experiment.server.weights or self.world.method.averaging
+            like, sizes = next(iter(self.state.params.values())), self.world.federation.train.sizes
+            last = min(round + max(1, DRAWN_AHEAD // self.size) - 1, self.experiment.rounds)
+            cohorts = {number: self._participants(number) for number in range(round, last + 1)}
+            self.upcoming = {n: (cohort, example_weights(sizes[cohort], kind, like)) for n, cohort in cohorts.items()}
+        return self.upcoming.pop(round)
+
     def _participants(self, round: int) -> np.ndarray:
         return sample_cohort(self.experiment.seed, round, self.world.federation.clients, self.size)
 
@@ -196,7 +228,6 @@ class Ledger:
     versions: dict[int, int] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
-    bytes_up: int = 0
 
     def note(self, chunks: Iterable[Uploads]) -> Iterator[Uploads]:
         """Pass the chunks on."""
@@ -209,7 +240,6 @@ class Ledger:
                     self.versions[client] = self.round
             self.losses += chunk.train_loss.tolist()
             self.steps += chunk.steps.tolist()
-            self.bytes_up += upload_bytes(chunk)
             yield chunk
 
     def row(self, cohort: np.ndarray, weights: list[float], federation: Federation) -> dict[str, Any]:
@@ -217,7 +247,6 @@ class Ledger:
         total = sum(weights)
         return {
             "train_loss": sum(w * loss for w, loss in zip(weights, self.losses, strict=True)) / total,
-            "upload_bytes": self.bytes_up,
             "clients": {
                 "id": cohort.tolist(),
                 "examples": federation.train.sizes[cohort].tolist(),
@@ -226,6 +255,14 @@ class Ledger:
                 "train_loss": self.losses,
             },
         }
+
+
+class Gathered(NamedTuple):
+    """The uploads of a round, added up, and what was noted of them."""
+
+    sums: Sums
+    weights: Tensor
+    ledger: Ledger
 
 
 def _state_of(clients: Mapping[int, int], store: ClientStore, like: Tensor, client: int) -> Tensors | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -46,8 +47,15 @@ def squared_distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor
 
 
 def all_finite(a: Mapping[str, Tensor]) -> bool:
-    """Whether every entry is a number; the answer of all tensors is fetched from the device at once."""
-    return bool(torch.stack([value.isfinite().all() for value in a.values()]).all())
+    """Whether every entry is a number; the answer of all tensors is fetched from the device at once.
+
+    A sum is finite only if all its terms are; one that is not may have overflowed, which takes a closer look.
+    """
+    if all(value.device.type == "cpu" for value in a.values()):
+        quick = all(math.isfinite(value.sum().item()) for value in a.values())
+    else:
+        quick = bool(torch.stack([value.sum().isfinite() for value in a.values()]).all())
+    return quick or bool(torch.stack([value.isfinite().all() for value in a.values()]).all())
 
 
 def size_in_bytes(a: Mapping[str, Tensor]) -> int:

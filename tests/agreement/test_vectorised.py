@@ -17,7 +17,8 @@ from tests.agreement.conftest import Ended, assert_agree, dataset, settings
 from torch import Tensor
 
 from fedretain.config import make_experiment
-from fedretain.engines import LoopEngine
+from fedretain.engines import LoopEngine, vectorised
+from fedretain.engines.sums import Sums
 from fedretain.engines.vectorised import VectorisedEngine
 from fedretain.errors import TrainingError
 from fedretain.experiment import build_world
@@ -338,6 +339,65 @@ def test_local_models_only_where_asked_for() -> None:
     for chunk in with_models:
         for name, delta in chunk.delta.items():
             torch.testing.assert_close(delta, chunk.params[name] - received.params[name])
+
+
+@pytest.mark.parametrize("method", ["fedavg", {"name": "scaffold", "option": "I"}])
+def test_sums_in_place_of_single_uploads(method: Any) -> None:
+    """With weights an engine gives Σ p_k·Δ_k, the same bytes, and losses and states of each client as before."""
+    experiment = make_experiment(settings(method=method))
+    world = build_world(experiment, dataset())
+    state = initial_state(experiment, world)
+    received = Received(state.params, state.buffers, world.method.broadcast(state.server), 1)
+    cohort, weights = np.array([4, 0, 2]), torch.tensor([0.5, 0.2, 0.3], dtype=torch.float64)
+    engine = VectorisedEngine(world)
+    single = list(engine.train(received, cohort, lambda client: None, local_models=False))
+    summed = list(engine.train(received, cohort, lambda client: None, local_models=False, weights=weights))
+    expected, found = Sums(), Sums()
+    start = 0
+    for chunk in single:
+        expected.add(chunk, weights[start : start + len(chunk.clients)])
+        start += len(chunk.clients)
+    for chunk in summed:
+        assert chunk.delta == chunk.extras == {}
+        assert chunk.sums is not None
+        found.include(chunk.sums)
+    assert found.bytes_up == expected.bytes_up
+    for kind in ("delta", "mean", "total", "buffers"):
+        torch.testing.assert_close(getattr(found, kind), getattr(expected, kind))
+    for kind in ("clients", "steps"):
+        assert np.array_equal(*(np.concatenate([getattr(c, kind) for c in chunks]) for chunks in (single, summed)))
+    torch.testing.assert_close(*(torch.cat([chunk.train_loss for chunk in chunks]) for chunks in (single, summed)))
+    assert [c.state.keys() for c in summed] == [c.state.keys() for c in single]
+
+
+def test_what_was_prepared_is_what_would_have_been_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stack of the next round, made ahead, is used for exactly the clients and the round that it was made for."""
+    given = settings()
+    given["partition"] = {"kind": "iid", "clients": 6, "validation": 0.0}
+    experiment = make_experiment(given)
+    world = build_world(experiment, dataset())
+    params, buffers = initial_state(experiment, world)[1:3]
+    made: list[int] = []
+    plain = vectorised.stack
+
+    def noted(members: Any, round: int, **how: Any) -> Any:
+        made.append(round)
+        return plain(members, round, **how)
+
+    monkeypatch.setattr(vectorised, "stack", noted)
+
+    def losses(engine: VectorisedEngine, round: int, cohort: list[int]) -> list[float]:
+        chunks = engine.train(Received(params, buffers, {}, round), np.array(cohort), lambda client: None)
+        return [loss for chunk in chunks for loss in chunk.train_loss.tolist()]
+
+    engine, fresh = VectorisedEngine(world), VectorisedEngine(world)
+    losses(engine, 1, [0, 1])
+    for asked, round in (([2, 5], 2), ([2, 4], 3), ([1, 3], 5)):
+        engine.look_ahead(np.array([2, 5] if round < 5 else [1, 3]), min(round, 4))
+        before = len(made)
+        found = losses(engine, round, asked)
+        assert (len(made) == before) == (round == 2)
+        assert found == losses(fresh, round, asked)
 
 
 def test_received_tensors_are_left_alone() -> None:

@@ -14,7 +14,7 @@ from tests.agreement.conftest import dataset, settings
 
 from fedretain.config import make_experiment
 from fedretain.engines.schedule import local_batches
-from fedretain.engines.stack import Member, in_buckets, kept_states, per_example_state, roomy, stack
+from fedretain.engines.stack import Member, in_buckets, kept_states, normalised, per_example_state, roomy, stack
 from fedretain.experiment import build_world
 from fedretain.methods import FedAvg, FedWAvg, Method, Own, Scaffold, chain
 from fedretain.tensors import Tensors
@@ -128,3 +128,25 @@ def test_what_belongs_to_each_client() -> None:
     assert stacked.own.data.weights.sum(1).tolist() == [6, 23]
     for row, client in enumerate((3, 0)):
         assert torch.equal(stacked.own.class_counts[row], world.federation.class_counts(client))
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_batches_of_all_steps_are_those_of_single_steps(whole: bool) -> None:
+    """Whether they are cut from the clients' own data or from the whole dataset, kept normalised."""
+    world = build_world(make_experiment(settings(local={"epochs": 2})), dataset())
+    stacked = stack([Member(world, client, None) for client in (0, 1, 3)], 2, gather=not whole)
+    batches = list(stacked.batches(normalised(world) if whole else None))
+    assert len(batches) == len(stacked.plan.lengths)
+    for step, batch in enumerate(batches):
+        for one, other in zip(batch, stacked.batch(step), strict=True):
+            assert one is other is None or torch.equal(one, other)
+
+
+def test_a_large_or_augmented_dataset_is_not_kept_normalised(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = build_world(make_experiment(settings()), dataset())
+    kept = normalised(world)
+    assert kept is not None
+    assert torch.equal(kept, world.federation.normalise(world.federation.inputs))
+    assert normalised(build_world(make_experiment(settings(local={"augment": "crop_flip"})), dataset())) is None
+    monkeypatch.setattr("fedretain.engines.stack.KEPT_DATA", kept.numel() * kept.element_size() - 1)
+    assert normalised(world) is None

@@ -55,7 +55,7 @@ class Overheard:
     played: Played
 
     def train(
-        self, received: Received, cohort: np.ndarray, states: Any, *, local_models: bool = True
+        self, received: Received, cohort: np.ndarray, states: Any, *, local_models: bool = True, **hints: Any
     ) -> Iterator[Uploads]:
         self.played.received.append(received)
         self.played.uploads.append({})

@@ -13,7 +13,13 @@ import pytest
 import yaml
 
 import fedretain
+from fedretain.config import make_experiment
 from fedretain.errors import RunError
+from fedretain.experiment import build_world
+from fedretain.rounds import initial_state
+from fedretain.runs.checkpoint import Checkpoint
+from fedretain.runs.directory import RunDirectory
+from fedretain.runs.metrics import read_rows
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -155,3 +161,31 @@ def test_a_folder_that_may_not_be_written(tmp_path: Path) -> None:
     ran = subprocess.run([sys.executable, "-c", NOBODY], capture_output=True, text=True, cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
     assert "locked/run: cannot be written (Permission denied); choose another --out" in ran.stdout
+
+
+def test_rounds_wait_a_moment_to_be_written_together(
+    tmp_path: Path, small: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is written while the moment lasts, all of it before a checkpoint, and at the end whatever happens."""
+    monkeypatch.setattr("fedretain.runs.directory.LINGER", 3600.0)
+    experiment, path = make_experiment(small), tmp_path / "run"
+    state = initial_state(experiment, build_world(experiment))
+
+    def numbers() -> list[int]:
+        return [row["round"] for row in read_rows(path / "metrics.jsonl")]
+
+    def interrupted() -> None:
+        with RunDirectory.opened(path, experiment, resume=False) as directory:
+            directory.flush()
+            directory.append({"round": 1})
+            directory.append({"round": 2})
+            assert numbers() == []
+            directory.save(Checkpoint(state, {}, {}))
+            assert numbers() == [1, 2]
+            directory.append({"round": 3})
+            assert numbers() == [1, 2]
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert numbers() == [1, 2, 3]

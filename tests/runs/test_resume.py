@@ -297,7 +297,7 @@ def test_a_stack_that_was_killed_goes_on_to_the_same_bits(tmp_path: Path) -> Non
 def test_auto_keeps_the_engine_that_it_began_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The planner chose a stack at first; what it would choose for the rounds that are left does not matter."""
     given = {**FAST, "engine": "auto"}
-    chosen = iter(["vectorised", "loop", "loop"])
+    chosen = iter(["vectorised", "vectorised", "loop"])
     monkeypatch.setattr(
         "fedretain.experiment.make_plan", lambda *_: fedretain.engines.planner.Plan(next(chosen), "loop", 1, "")
     )

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedretain.data.federation import Federation
+from fedretain.engines.sums import Sums
 from fedretain.losses import Loss
 from fedretain.methods import Batch, Method, Own, Received
 from fedretain.tensors import Tensors
@@ -45,6 +46,8 @@ class Uploads(NamedTuple):
     state: Tensors
     train_loss: Tensor
     steps: np.ndarray
+    sums: Sums | None = None
+    """The weighted sums over the chunk in place of ``delta``, ``buffers`` and ``extras``, which are then empty."""
 
 
 class Engine(Protocol):
@@ -57,11 +60,15 @@ class Engine(Protocol):
         states: Callable[[int], Tensors | None],
         *,
         local_models: bool = True,
+        weights: Tensor | None = None,
+        upcoming: np.ndarray | None = None,
     ) -> Iterator[Uploads]:
         """Yield the uploads of the whole cohort in its order, in chunks of any size.
 
         ``states(client)`` is the client's kept state, or None when it is seen for the first time. ``local_models``
-        says whether anybody will look at ``Uploads.params``; they stay empty if not.
+        says whether anybody will look at ``Uploads.params``; they stay empty if not. ``weights``, the p_k of the
+        cohort, are given where nobody looks at single uploads: the engine may then sum them up itself. ``upcoming`` is
+        the cohort of the next round, for an engine that can prepare it.
         """
 
     def close(self) -> None:

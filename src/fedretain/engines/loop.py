@@ -36,8 +36,10 @@ class LoopEngine:
         states: Callable[[int], Tensors | None],
         *,
         local_models: bool = True,
+        weights: Tensor | None = None,
+        upcoming: np.ndarray | None = None,
     ) -> Iterator[Uploads]:
-        """Yield each participant's upload as it is ready."""
+        """Yield each participant's upload as it is ready; they are summed by whoever receives them."""
         for client in cohort.tolist():
             try:
                 # The sums of a convolution depend on the number of threads; one thread makes them the same everywhere.

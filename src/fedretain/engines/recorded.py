@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import pickle
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from fedretain.engines.engine import World
 from fedretain.engines.functional import Carry, FunctionalModel, Moving, local_step
 from fedretain.engines.loop import LoopEngine, LoopTask, copied
 from fedretain.engines.recording import Recording, RoundWatch, WatchedReceived
+from fedretain.engines.shared import dump_names
 from fedretain.methods import Batch, Own, Received
 from fedretain.tensors import Tensors
 
@@ -43,15 +45,20 @@ class RecordedEngine(LoopEngine):
         fixed = self._fixed(received, own)
         fixed_leaves, rate = tree_flatten(fixed)[0], torch.tensor(task.lr, dtype=torch.float64)
         losses = []
+        current: Recording | None = None
+        begun: list[Any] = []
         for index, batch in enumerate(batches):
             moving = (batch, Moving(torch.tensor(index), rate))
             recording = self._recording(tree_unflatten(leaves, spec), moving, fixed, received.round)
             if recording is None:
+                current = None
                 now = tree_unflatten(leaves, spec)
                 carry, loss = local_step(self.world, self.model[0], now, *moving, received, fixed[1])
                 leaves = tree_flatten(carry)[0]
             else:
-                leaves, loss = recording.play(leaves, tree_flatten(moving)[0], fixed_leaves)
+                if recording is not current:
+                    current, begun = recording, recording.begin(leaves, fixed_leaves)
+                leaves, loss = recording.step(leaves, (*batch, *moving[1]), begun)
             losses.append(loss)
         return tree_unflatten(leaves, spec).params, losses
 
@@ -87,3 +94,19 @@ class RecordedEngine(LoopEngine):
 def recordable(world: World) -> bool:
     """Whether the recorded steps are the loop's to the bit."""
     return not world.method.uses("step") and next(world.model.buffers(), None) is None
+
+
+def sharing_recordings(worlds: Sequence[World]) -> list[RecordedEngine]:
+    """An engine for each experiment; those whose steps differ in nothing but rate and data play the same recordings."""
+    engines: list[RecordedEngine] = []
+    found: dict[bytes, RecordedEngine] = {}
+    for world in worlds:
+        local = world.local.model_copy(update={"lr": 1.0})  # recorded steps are given the rate
+        try:
+            step = dump_names((world.model, world.loss, world.method, local, world.precision))
+        except (pickle.PicklingError, AttributeError, TypeError):
+            engines.append(RecordedEngine(world))
+            continue
+        like = found.setdefault(step, RecordedEngine(world))
+        engines.append(replace(like, world=world))
+    return engines

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from threading import get_ident
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -42,6 +44,14 @@ def local_steps(examples: int, local: LocalSettings) -> int:
     return max(1, int(local.epochs * per_epoch + 0.5))
 
 
+def steps_of(sizes: np.ndarray, local: LocalSettings) -> np.ndarray:
+    """``local_steps`` of many clients."""
+    if (sizes == sizes[0]).all():
+        return np.full(len(sizes), local_steps(int(sizes[0]), local))
+    kinds, kind_of = np.unique(sizes, return_inverse=True)
+    return np.array([local_steps(size, local) for size in kinds.tolist()])[kind_of]
+
+
 def local_batches(seed: int, round: int, client: int, examples: int, local: LocalSettings) -> list[np.ndarray]:
     """The positions, within the client's data, of every batch of a round; reshuffled every epoch."""
     per_epoch, total = steps_per_epoch(examples, local), local_steps(examples, local)
@@ -65,15 +75,25 @@ class Schedule(NamedTuple):
     """[clients]: how many steps each of them takes."""
 
 
+@cache
+def _streams(thread: int) -> Streams:
+    """Each thread its own: they are wound to a client's beginning and then drawn from."""
+    return Streams("batches")
+
+
 def schedule(
-    streams: Sequence[tuple[int, int]], round: int, sizes: Sequence[int], local: LocalSettings, room: int
+    streams: Sequence[tuple[int, int]],
+    round: int,
+    sizes: Sequence[int] | np.ndarray,
+    local: LocalSettings,
+    room: int,
 ) -> Schedule:
     """The batches of ``local_batches`` for several clients, given as (seed, client); ``room`` is the batch's width."""
     kinds, kind_of = np.unique(np.asarray(sizes), return_inverse=True)
     totals = np.array([local_steps(size, local) for size in kinds.tolist()])
     positions = np.zeros((int(totals.max()), len(sizes), room), dtype=np.int64)
     lengths = np.zeros(positions.shape[:2], dtype=np.int64)
-    shared = Streams("batches")
+    shared = _streams(get_ident())
     for kind, (size, total) in enumerate(zip(kinds.tolist(), totals.tolist(), strict=True)):
         (columns,) = np.nonzero(kind_of == kind)
         per_epoch, width = steps_per_epoch(size, local), min(local.batch_size, size)

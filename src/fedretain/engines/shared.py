@@ -7,6 +7,7 @@ import mmap
 import os
 import pickle
 import tempfile
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from fedretain.tensors import Tensors
 
 ALIGNED = 64
 """Bytes between the beginnings of two tensors are a multiple of this: a cache line."""
+REMEMBERED = 8
+"""Layouts whose views are kept for the next time."""
 LARGE = 1024
 """Bytes from which a tensor or array goes to shared memory in place of the message."""
 
@@ -30,6 +33,7 @@ class SharedFile:
     def __init__(self, number: int | None = None) -> None:
         self.number = _unnamed() if number is None else number
         self.view: mmap.mmap | None = None
+        self.seen: dict[tuple[Any, ...], list[Tensor]] = {}
 
     def room(self, size: int) -> mmap.mmap:
         """The file's memory, at least ``size`` bytes of it; tensors that were read before keep their own hold on it."""
@@ -49,45 +53,70 @@ class SharedFile:
             layout.append((name, value.dtype, tuple(value.shape), end))
             end += -(-value.numel() * value.element_size() // ALIGNED) * ALIGNED
         self.room(end)
-        for name, place in self.read(layout).items():
+        for (name, *_), place in zip(layout, self._views(layout), strict=True):
             place.copy_(tensors[name])
         return layout, end
 
     def read(self, layout: Layout) -> Tensors:
         """The tensors of a layout, as views of the shared memory."""
-        end = max((at + _bytes(dtype, shape) for _, dtype, shape, at in layout), default=0)
-        memory = self.room(max(end, 1))
-        tensors = {}
-        for name, dtype, shape, at in layout:
-            count = int(np.prod(shape))
-            if count:
-                tensors[name] = torch.frombuffer(memory, dtype=dtype, count=count, offset=at).reshape(shape)
-            else:
-                tensors[name] = torch.empty(shape, dtype=dtype)
-        return tensors
+        names = (name for name, *_ in layout)
+        return dict(zip(names, self._views(layout), strict=True))
+
+    def _views(self, layout: Layout) -> list[Tensor]:
+        """Views of the shared memory; the last few layouts are remembered, for they come again in every round."""
+        key = tuple(layout)
+        found = self.seen.get(key)
+        if found is None:
+            end = max((at + _bytes(dtype, shape) for _, dtype, shape, at in layout), default=0)
+            memory = self.room(max(end, 1))
+            found = [_view(memory, dtype, shape, at) for _, dtype, shape, at in layout]
+            if len(self.seen) >= REMEMBERED:
+                self.seen.clear()
+            self.seen[key] = found
+        return found
 
     def close(self) -> None:
         """Let go of the file; its memory stays as long as tensors that were read from it."""
         self.view = None  # the map holds the file open too
+        self.seen.clear()
         os.close(self.number)
 
 
-def dump(thing: Any, file: SharedFile) -> bytes:
-    """Pickle anything; its large tensors and arrays go to the shared file."""
+def _view(memory: mmap.mmap, dtype: torch.dtype, shape: tuple[int, ...], at: int) -> Tensor:
+    count = int(np.prod(shape))
+    if not count:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(memory, dtype=dtype, count=count, offset=at).reshape(shape)
+
+
+def dump(thing: Any, file: SharedFile, moved: Sequence[Tensor] = ()) -> bytes:
+    """Pickle anything; its large tensors and arrays go to the shared file.
+
+    Those of its tensors that are ``moved`` lie there from then on, and give up the memory that they had.
+    """
     stream = io.BytesIO()
     pickler = _Pickler(stream, file)
     pickler.dump(thing)
+    for tensor in moved:
+        if id(tensor) in pickler.placed:
+            _, layout, _ = pickler.placed[id(tensor)]
+            tensor.data = file.read(layout)[""]
     return stream.getvalue()
 
 
 def travels(thing: Any) -> bool:
     """Whether another process could be sent this: all its classes and functions can be imported there."""
-    stream = io.BytesIO()
     try:
-        _NamesOnly(stream).dump(thing)
+        return b"__main__" not in dump_names(thing)
     except (pickle.PicklingError, AttributeError, TypeError):
         return False
-    return b"__main__" not in stream.getvalue()
+
+
+def dump_names(thing: Any) -> bytes:
+    """Pickle anything without its numbers: which classes and functions it is made of."""
+    stream = io.BytesIO()
+    _NamesOnly(stream).dump(thing)
+    return stream.getvalue()
 
 
 def load(message: bytes, file: SharedFile) -> Any:

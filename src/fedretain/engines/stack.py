@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedretain.data.federation import Federation
+from fedretain.data.federation import Federation, Parts
 from fedretain.data.transforms import crop_flip, draw_crop_flip
 from fedretain.engines.engine import World
 from fedretain.engines.schedule import Schedule, schedule
@@ -19,6 +19,8 @@ from fedretain.tensors import Tensors
 
 FETCHED = 2**24
 """Bytes of batches that are fetched at once."""
+KEPT_DATA = 2**25
+"""Bytes of examples up to which they are kept normalised, so that a round need not gather its clients' first."""
 CLIENT_HOOKS = ("init_client", "prepare", "penalty", "direction", "step", "upload", "finish")
 """The hooks that are given a client's own data and state."""
 
@@ -47,6 +49,10 @@ class Work(NamedTuple):
     cohort: np.ndarray
     states: Callable[[int], Tensors | None]
     local_models: bool
+    weights: Tensor | None = None
+    """The p_k of the cohort, where nobody looks at single uploads."""
+    upcoming: np.ndarray | None = None
+    """The cohort of the next round, where it is known."""
 
 
 class Stack(NamedTuple):
@@ -61,6 +67,11 @@ class Stack(NamedTuple):
     draws: Tensor | None
     """[steps, clients, batch, 3]: the random numbers of the augmentation."""
 
+    @property
+    def size(self) -> int:
+        """Bytes of the inputs of all steps in single precision."""
+        return self.rows.numel() * int(np.prod(self.members[0].world.federation.shape)) * 4
+
     def batch(self, step: int) -> Batch:
         """The batches of a step; ``weights`` only where some are shorter than others."""
         federation, at = self.members[0].world.federation, self.rows[step]
@@ -74,17 +85,26 @@ class Stack(NamedTuple):
             raw = crop_flip(raw.flatten(0, 1), self.draws[step].flatten(0, 1)).reshape(raw.shape)
         return Batch(federation.normalise(raw), federation.labels[chosen], weights)
 
-    def batches(self) -> Iterator[Batch]:
-        """The batches of all steps, several fetched at once where they are small."""
-        if self.draws is not None:
+    def batches(self, dataset: Tensor | None = None) -> Iterator[Batch]:
+        """The batches of all steps, several fetched at once where they are small.
+
+        ``dataset`` holds all examples as the model sees them, where somebody keeps them so.
+        """
+        gathered = self.own.data.inputs is not self.own.data.labels
+        if self.draws is not None or not (gathered or dataset is not None):
             yield from map(self.batch, range(len(self.rows)))
             return
-        inputs, labels = self.own.data.inputs.flatten(0, 1), self.own.data.labels.flatten(0, 1)
-        step_bytes = self.rows[0].numel() * inputs[0].numel() * inputs.element_size()
+        held, rows = self.own.data.inputs.flatten(0, 1), self.rows
+        if dataset is not None:
+            held, rows = dataset, self.numbers.flatten()[rows]
+        labels = self.own.data.labels.flatten()
+        steps, clients, width = rows.shape
+        step_bytes = clients * width * held[0].numel() * held.element_size()
         at_once = max(1, FETCHED // step_bytes)
-        for start in range(0, len(self.rows), at_once):
-            here = self.rows[start : start + at_once]
-            fetched = zip(inputs[here].unbind(), labels[here].unbind(), strict=True)
+        for start in range(0, steps, at_once):
+            here = rows[start : start + at_once].flatten()
+            inputs = held.index_select(0, here).reshape(-1, clients, width, *held.shape[1:])
+            fetched = zip(inputs.unbind(), labels[self.rows[start : start + at_once]].unbind(), strict=True)
             for step, (some_inputs, some_labels) in enumerate(fetched, start):
                 yield Batch(some_inputs, some_labels, None if self.full[step] else self.real[step])
 
@@ -104,17 +124,12 @@ def stack(members: Sequence[Member], round: int, *, gather: bool = True) -> Stac
     """
     world = members[0].world
     federation, local = world.federation, world.local
-    sizes = np.array([member.examples for member in members])
-    even = all(member.world.federation.train.even for member in members)
-    room = int(sizes.max()) if even else roomy(int(sizes.max()))
+    held = _holdings(members)
+    sizes = held.sizes
+    room = int(sizes.max()) if held.even else roomy(int(sizes.max()))
     width = min(local.batch_size, room)
-    plan = schedule([(m.world.seed, m.client) for m in members], round, sizes.tolist(), local, width)
-
-    numbers = np.empty((len(members), room), dtype=np.int64)
-    for row, member in zip(numbers, members, strict=True):
-        held = member.world.federation.train[member.client]
-        row[: len(held)] = held
-        row[len(held) :] = held[0]
+    plan = schedule([(m.world.seed, m.client) for m in members], round, sizes, local, width)
+    numbers = held.numbers(room)
     at = federation.on_device(numbers)
     real = torch.from_numpy(np.arange(room) < sizes[:, None]).to(federation.device)
     labels = federation.labels[at]
@@ -145,6 +160,67 @@ def stack(members: Sequence[Member], round: int, *, gather: bool = True) -> Stac
         torch.from_numpy(taken).to(federation.device, dtype),
         (plan.lengths == width).all(1).tolist(),
     )
+
+
+class Prepared(NamedTuple):
+    """What was made for a round that had not begun."""
+
+    round: int
+    clients: list[int]
+    stack: Stack
+    batches: list[Batch] | None
+
+    def fits(self, members: Sequence[Member], round: int) -> bool:
+        """Whether it is what is asked for now."""
+        return self.round == round and self.clients == [member.client for member in members]
+
+
+def normalised(world: World) -> Tensor | None:
+    """All examples as the model sees them, if they take little memory and are not augmented first."""
+    federation = world.federation
+    if world.local.augment != "none" or federation.inputs.numel() * federation.normalise.dtype.itemsize > KEPT_DATA:
+        return None
+    return federation.normalise(federation.inputs)
+
+
+class _Holdings(NamedTuple):
+    """Which examples some clients hold."""
+
+    groups: list[tuple[Parts, np.ndarray, np.ndarray]]
+    """Those of one experiment: everybody's examples, their positions among the clients, their numbers."""
+    sizes: np.ndarray
+
+    @property
+    def even(self) -> bool:
+        """Whether all clients of all these experiments hold the same number of examples."""
+        return all(parts.even for parts, _, _ in self.groups)
+
+    def numbers(self, room: int) -> np.ndarray:
+        """[clients, room]: which examples of the dataset each holds; the first one again where there is none."""
+        columns = np.arange(room)
+        within = np.where(columns < self.sizes[:, None], columns, 0)
+        found = np.empty(within.shape, dtype=np.int64)
+        for parts, at, clients in self.groups:
+            found[at] = parts.indices[parts.offsets[clients][:, None] + within[at]]
+        return found
+
+
+def _holdings(members: Sequence[Member]) -> _Holdings:
+    clients = np.array([member.client for member in members])
+    which = np.array([member.which for member in members])
+    sizes = np.empty(len(members), dtype=np.int64)
+    groups = []
+    for experiment in np.unique(which).tolist() if which.any() else [int(which[0])]:
+        (at,) = np.nonzero(which == experiment)
+        parts = members[int(at[0])].world.federation.train
+        sizes[at] = parts.sizes[clients[at]]
+        groups.append((parts, at, clients[at]))
+    return _Holdings(groups, sizes)
+
+
+def sizes_of(members: Sequence[Member]) -> np.ndarray:
+    """How many training examples each client holds."""
+    return _holdings(members).sizes
 
 
 def kept_states(members: Sequence[Member], fresh: Tensors, room: int, per_example: frozenset[str]) -> Tensors:

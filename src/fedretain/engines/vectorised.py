@@ -11,18 +11,33 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from fedretain.engines.chunks import in_order, only, part_of, summed_up
 from fedretain.engines.engine import Uploads, World, batch_norm_advice
 from fedretain.engines.functional import Carry, FunctionalModel, FunctionalTask, Moving, local_step
+from fedretain.engines.leaves import carry_of, laid, leaves_of
+from fedretain.engines.memory import clients_in_memory
 from fedretain.engines.recording import Recording, RoundWatch, WatchedReceived
-from fedretain.engines.schedule import local_steps
-from fedretain.engines.stack import CLIENT_HOOKS, Member, Stack, Work, in_buckets, kept_states, per_example_state, stack
+from fedretain.engines.refusals import refuse_divergence, refuse_single_examples
+from fedretain.engines.schedule import steps_of
+from fedretain.engines.stack import (
+    CLIENT_HOOKS,
+    FETCHED,
+    Member,
+    Prepared,
+    Stack,
+    Work,
+    in_buckets,
+    kept_states,
+    normalised,
+    per_example_state,
+    sizes_of,
+    stack,
+)
 from fedretain.engines.varied import Varied
 from fedretain.errors import FedretainError, TrainingError
 from fedretain.methods import Batch, Own, Received
-from fedretain.tensors import Tensors, size_in_bytes
+from fedretain.tensors import Tensors, all_finite
 
-MEMORY = 2**30
-"""Bytes that the clients trained at once may take on a CPU."""
 OVERHEAD = 16.0
 """The time of a step's operations before any client's share, in clients; decides how uneven clients are bucketed."""
 
@@ -46,6 +61,15 @@ class VectorisedEngine:
         self.at_once = at_once
         self.model = FunctionalModel(world)
         self.recordings: dict[Any, Recording] = {}
+        self.indices: Sequence[Tensor] = ()
+        self.prepared: Prepared | None = None
+        self.batches: list[Batch] | None = None
+        """The batches of the stack that trains next, where they were fetched ahead."""
+        self.room: int | None = None
+        self.transposed: set[str] = set()
+        """Parameters that the last steps wanted to lie transposed in memory, as the next ones most likely will."""
+        self.data = normalised(world) if world.federation.device.type == "cpu" else None
+        """All examples as the model sees them, where that is little."""
         params = {name: p.detach() for name, p in world.model.named_parameters()}
         self.uses_own = any(world.method.uses(hook) for hook in CLIENT_HOOKS)
         self.per_example = (
@@ -61,15 +85,20 @@ class VectorisedEngine:
         states: Callable[[int], Tensors | None],
         *,
         local_models: bool = True,
+        weights: Tensor | None = None,
+        upcoming: np.ndarray | None = None,
     ) -> Iterator[Uploads]:
         """Yield the uploads of the cohort in its order, as many clients at a time as memory holds."""
-        for _, uploads in self.train_all([Work(received, cohort, states, local_models)]):
+        for _, uploads in self.train_all([Work(received, cohort, states, local_models, weights, upcoming)]):
             yield uploads
 
     def train_all(self, works: Sequence[Work]) -> Iterator[tuple[int, Uploads]]:
         """The same for all experiments at once, one piece of work for each; yields which of them, and its uploads."""
+        if not self.many:
+            yield from ((0, uploads) for uploads in self._train_one(works[0]))
+            return
         everyone = [(which, client) for which, work in enumerate(works) for client in work.cohort.tolist()]
-        room = self.at_once or clients_in_memory(self.world, works[0].received)
+        room = self.at_once or self._room(works[0].received)
         for start in range(0, len(everyone), room):
             part = everyone[start : start + room]
             members = [Member(self.worlds[which], client, works[which].states(client), which) for which, client in part]
@@ -79,16 +108,36 @@ class VectorisedEngine:
                 done += len(owners)
                 for which in sorted(set(owners)):
                     first, count = owners.index(which), owners.count(which)
-                    own = uploads if count == len(owners) else _part(uploads, first, first + count)
+                    own = uploads if count == len(owners) else part_of(uploads, first, first + count)
                     yield which, own if works[which].local_models else own._replace(params={})
+
+    def _room(self, received: Received) -> int:
+        """How many clients fit into memory at once; on a CPU that stays the same."""
+        if self.room is None or self.world.federation.device.type != "cpu":
+            self.room = clients_in_memory(self.world, received)
+        return self.room
+
+    def _train_one(self, work: Work) -> Iterator[Uploads]:
+        """A single experiment; its uploads are summed here where nobody looks at them."""
+        room = self.at_once or self._room(work.received)
+        stateful = self.world.method.uses("init_client")
+        weights = None if work.local_models or self.per_example else work.weights
+        for start in range(0, len(work.cohort), room):
+            some = work.cohort[start : start + room].tolist()
+            members = [Member(self.world, client, work.states(client) if stateful else None) for client in some]
+            here = None if weights is None else weights[start : start + room]
+            for uploads in self._train([work.received], members, here):
+                yield uploads if work.local_models else uploads._replace(params={})
 
     def close(self) -> None:
         """Nothing is held outside this process."""
 
-    def _train(self, received: Sequence[Received], members: Sequence[Member]) -> Iterator[Uploads]:
+    def _train(
+        self, received: Sequence[Received], members: Sequence[Member], weights: Tensor | None = None
+    ) -> Iterator[Uploads]:
         try:
             with torch.no_grad():
-                yield from self._in_order(received, members)
+                yield from self._in_order(received, members, weights)
         except FedretainError:
             raise
         except (RuntimeError, ValueError, TypeError, KeyError) as error:
@@ -98,16 +147,45 @@ class VectorisedEngine:
                 round=received[0].round,
             ) from error
 
-    def _in_order(self, received: Sequence[Received], members: Sequence[Member]) -> Iterator[Uploads]:
+    def _in_order(
+        self, received: Sequence[Received], members: Sequence[Member], weights: Tensor | None = None
+    ) -> Iterator[Uploads]:
         """Train in buckets of like clients; give back in the order asked for."""
-        steps = np.array([local_steps(member.examples, self.world.local) for member in members])
-        buckets = in_buckets(steps, lambda clients: OVERHEAD + clients)
-        round = received[0].round
+        buckets = self._buckets(members)
         chunks = []
         for bucket in buckets:
-            clients = stack([members[at] for at in bucket], round, gather=self.gathers)
-            chunks += self._apart(self._train_stack(self._received(received, clients), clients), clients)
+            clients = self._stacked([members[at] for at in bucket.tolist()], received[0].round)
+            by = None if weights is None else weights[torch.from_numpy(bucket).to(weights.device)]
+            chunks += self._apart(self._train_stack(self._received(received, clients), clients, by), clients)
         yield from in_order(chunks, np.concatenate(buckets))
+
+    def _buckets(self, members: Sequence[Member]) -> list[np.ndarray]:
+        """Positions of members that train as one stack."""
+        steps = steps_of(sizes_of(members), self.world.local)
+        if (steps == steps[0]).all():
+            return [np.arange(len(steps))]
+        return in_buckets(steps, lambda clients: OVERHEAD + clients)
+
+    def _stacked(self, members: Sequence[Member], round: int) -> Stack:
+        """Clients side by side, as they were prepared or made now."""
+        prepared, self.prepared = self.prepared, None
+        if prepared is not None and prepared.fits(members, round):
+            self.batches = prepared.batches
+            return prepared.stack._replace(members=members)
+        self.batches = None
+        return stack(members, round, gather=self.gathers and self.data is None)
+
+    def look_ahead(self, clients: np.ndarray, round: int) -> None:
+        """Make a round's stack and batches before it is asked for; whoever waits for others has the time.
+
+        For one experiment whose clients train as one stack; where others are asked for, only this time is lost.
+        """
+        members = [Member(self.world, client, None) for client in clients.tolist()]
+        if self.many or not members or len(members) > (self.room or 0) or len(self._buckets(members)) > 1:
+            return
+        made = stack(members, round, gather=self.gathers and self.data is None)
+        batches = list(made.batches(self.data)) if made.draws is None and made.size <= FETCHED else None
+        self.prepared = Prepared(round, clients.tolist(), made, batches)
 
     def _received(self, received: Sequence[Received], clients: Stack) -> Received:
         """What the clients received: one copy for everybody, or each what its own experiment sent."""
@@ -125,12 +203,13 @@ class VectorisedEngine:
         """One by one where a state has an entry per example, without the padding of others; else all together."""
         if not self.per_example:
             return [uploads]
-        return [
-            _only(uploads, index, self.per_example, member.examples) for index, member in enumerate(clients.members)
-        ]
+        return [only(uploads, index, self.per_example, member.examples) for index, member in enumerate(clients.members)]
 
-    def _train_stack(self, received: Received, clients: Stack) -> Uploads:
-        """Local training of a stack: what ``LoopEngine`` does for one client, with a leading axis."""
+    def _train_stack(self, received: Received, clients: Stack, weights: Tensor | None = None) -> Uploads:
+        """Local training of a stack: what ``LoopEngine`` does for one client, with a leading axis.
+
+        With ``weights`` only the weighted sums of the uploads are kept.
+        """
         world, method = self.world, self.world.method
         count = len(clients.members)
         own = clients.own
@@ -143,18 +222,21 @@ class VectorisedEngine:
                 own = own._replace(prepared=self._prepared(each))
                 each = each._replace(own=own)
 
-        params = {name: self._start(value, count) for name, value in received.params.items()}
-        buffers = {name: self._start(value, count) for name, value in received.buffers.items()}
+        params = {name: self._start(name, value, count) for name, value in received.params.items()}
+        buffers = {name: self._start(name, value, count) for name, value in received.buffers.items()}
         optimizer = world.local.build_optimizer()
         carry = Carry(params, buffers, optimizer.init(params))
         carry, history = self._steps(each, clients, carry)
 
-        self._refuse_single_examples(clients, received.round)
-        if self.model.padding.needs_two and (clients.plan.lengths == 1).any():
-            raise ValueError("Expected more than 1 value per channel when training, got a batch of one example")
-        self._refuse_divergence(history, carry.params, clients, received.round)
-        delta = {name: value - received.params[name] for name, value in carry.params.items()}
-        state, extras = own.state, {}
+        if self.model.padding.needs_two:
+            refuse_single_examples(clients, received.round)
+        state, extras, delta = own.state, {}, carry.params
+        if weights is not None and not self.uses_own:
+            for name, value in delta.items():
+                value.sub_(received.params[name])
+        else:
+            refuse_divergence(history, carry.params, clients, received.round)
+            delta = {name: value - received.params[name] for name, value in carry.params.items()}
         if self.uses_own:
             delta = self._mapped(
                 each, lambda m, received, own, task, delta: m.upload(delta, received, own, task), delta
@@ -166,7 +248,7 @@ class VectorisedEngine:
                 buffers=carry.buffers,
             )
         steps = torch.from_numpy(clients.plan.steps).to(history.device, history.dtype)
-        return Uploads(
+        uploads = Uploads(
             clients=np.array([member.client for member in clients.members]),
             params=carry.params,
             delta=delta,
@@ -176,6 +258,13 @@ class VectorisedEngine:
             train_loss=history.sum(0) / steps,
             steps=clients.plan.steps,
         )
+        if weights is None:
+            return uploads
+        summed = summed_up(uploads, weights)
+        assert summed.sums is not None
+        if not self.uses_own and not (all_finite(summed.sums.delta) and bool(uploads.train_loss.isfinite().all())):
+            refuse_divergence(history, delta, clients, received.round)
+        return summed
 
     def _prepared(self, each: Each) -> Tensors:
         """What the method makes of the received model before local training."""
@@ -189,34 +278,60 @@ class VectorisedEngine:
         rates = [member.world.local.lr_of_round(round) for member in clients.members]
         return torch.tensor(rates, dtype=self.world.federation.normalise.dtype, device=self.world.federation.device)
 
-    def _start(self, value: Tensor, count: int) -> Tensor:
-        """A received tensor once for every client, in memory of its own."""
+    def _start(self, name: str, value: Tensor, count: int) -> Tensor:
+        """A received tensor once for every client, in memory of its own, lying as the recorded steps want it."""
+        if name in self.transposed:
+            return value.mT.contiguous().mT if self.many else _repeat(value.mT, count).mT
         return value.clone() if self.many else _repeat(value, count)
 
     def _steps(self, each: Each, clients: Stack, carry: Carry) -> tuple[Carry, Tensor]:
         """All local steps; the losses [steps, clients], 0 where a client has done all its steps."""
-        dtype, device = self.world.federation.normalise.dtype, self.world.federation.device
+        own, round = each.own, each.received.round
         total, count = clients.plan.lengths.shape
-        indices = torch.arange(total, device=device).unbind()
-        busy = torch.from_numpy(clients.plan.lengths > 0).to(device, dtype)
-        rates = busy * each.lr
+        indices, rates = self._indices(total), self._rates_of_steps(each, clients)
         idle = [self.many or some for some in (clients.plan.lengths == 0).any(1).tolist()]
-        one_rate = rates.flatten()[:1].reshape(())
-        leaves, spec = tree_flatten(carry)
-        fixed = self._fixed(each)
-        fixed_leaves = tree_flatten(fixed)[0]
+        leaves, fixed = [leaf for part in carry for leaf in part.values()], self._fixed(each)
+        fixed_leaves = leaves_of(fixed)
         history = []
-        for step, batch in enumerate(clients.batches()):
-            moving = (batch, Moving(indices[step], rates[step] if idle[step] else one_rate))
-            padding = (batch.weights is None, each.own.data.weights is None)
-            key = (count, batch.inputs.shape, *padding, idle[step], each.own.data.labels.shape)
-            recording = self.recordings.get(key)
-            if recording is None or not recording.serves(each.received.round):
-                recording = self._record(tree_unflatten(leaves, spec), moving, fixed, each.received.round, idle[step])
-                self.recordings[key] = recording
-            leaves, losses = recording.play(leaves, [*batch, *moving[1]], fixed_leaves)
+        found: dict[Any, Recording] = {}
+        current: Recording | None = None
+        begun: list[Any] = []
+        batches, self.batches = self.batches, None
+        for step, batch in enumerate(clients.batches(self.data) if batches is None else batches):
+            moving = (batch, Moving(indices[step], rates[step]))
+            kind = (idle[step], batch.weights is None)
+            recording = found.get(kind)
+            if recording is None:
+                key = (count, batch.inputs.shape, *kind, own.data.weights is None, own.data.labels.shape)
+                recording = self.recordings.get(key)
+                if recording is None or not recording.serves(round):
+                    recording = self._record(carry_of(leaves, carry), moving, fixed, round, idle[step])
+                    self.recordings[key] = recording
+                found[kind] = recording
+            if recording is not current:
+                leaves = [laid(leaf, turned=at in recording.transposed) for at, leaf in enumerate(leaves)]
+                current, begun = recording, recording.begin(leaves, fixed_leaves)
+                self.transposed = {name for at, name in enumerate(carry.params) if at in recording.transposed}
+            leaves, losses = recording.step(leaves, (*batch, *moving[1]), begun)
             history.append(losses)
-        return tree_unflatten(leaves, spec), torch.stack(history)
+        return carry_of(leaves, carry), torch.stack(history)
+
+    def _indices(self, total: int) -> Sequence[Tensor]:
+        """The numbers of the steps."""
+        if len(self.indices) < total:
+            self.indices = torch.arange(total, device=self.world.federation.device).unbind()
+        return self.indices
+
+    def _rates_of_steps(self, each: Each, clients: Stack) -> Sequence[Tensor]:
+        """η of every step: a number, or one for each client where rates differ or some have done all their steps."""
+        dtype, device = self.world.federation.normalise.dtype, self.world.federation.device
+        busy = clients.plan.lengths > 0
+        one = None if self.many else torch.tensor(each.lr, dtype=dtype, device=device)
+        if one is not None and busy.all():
+            return [one] * len(busy)
+        rates = torch.from_numpy(busy).to(device, dtype) * each.lr
+        whole = np.asarray(busy.all(1)).tolist()
+        return [one if one is not None and every else rate for rate, every in zip(rates, whole, strict=True)]
 
     def _fixed(self, each: Each) -> tuple[Any, ...]:
         """What a step reads and no step changes; a client's data only where a hook may look at it."""
@@ -291,46 +406,6 @@ class VectorisedEngine:
         )
         return vmap(one, in_dims=dims)(each.own, shared, own_buffers, each.numbers, each.lr, *more)
 
-    def _refuse_single_examples(self, clients: Stack, round: int) -> None:
-        """Batch norm over maps of one pixel has no variance of one example; padding must not hide that."""
-        alone = (clients.plan.lengths == 1).any(0)
-        if not (self.model.padding.needs_two and alone.any()):
-            return
-        member = clients.members[int(np.argmax(alone))]
-        error = ValueError("Expected more than 1 value per channel when training")
-        raise TrainingError(
-            f"local training failed: {error}{batch_norm_advice(error)}",
-            round=round,
-            client=member.client,
-            which=member.which,
-        )
-
-    def _refuse_divergence(self, history: Tensor, params: Tensors, clients: Stack, round: int) -> None:
-        """Stop at the first loss or parameter that is no number, before it reaches the server."""
-        sums = torch.stack([history.sum(0), *(value.flatten(1).sum(1) for value in params.values())])
-        if bool(sums.isfinite().all()):
-            return
-        finite = torch.stack(
-            [history.isfinite().all(0), *(value.flatten(1).isfinite().all(1) for value in params.values())]
-        ).all(0)
-        if bool(finite.all()):
-            return
-        client = int(torch.nonzero(~finite)[0])
-        bad = torch.nonzero(~history[:, client].isfinite()).flatten().tolist()
-        what = (
-            f"the training loss became {history[bad[0], client].item()} at local step {bad[0] + 1}"
-            if bad
-            else "the local parameters overflowed in the last step"
-        )
-        member = clients.members[client]
-        lr = member.world.local.lr_of_round(round)
-        raise TrainingError(
-            f"training diverged: {what}; lower local.lr (it is {lr:g}) or look for broken inputs",
-            round=round,
-            client=member.client,
-            which=member.which,
-        )
-
 
 class Each(NamedTuple):
     """What the hooks of every client are given."""
@@ -348,67 +423,3 @@ def _dims(tree: Any) -> Any:
 
 def _repeat(value: Tensor, count: int) -> Tensor:
     return value.expand(count, *value.shape).clone(memory_format=torch.contiguous_format)
-
-
-def clients_in_memory(world: World, received: Received) -> int:
-    """How many clients fit into memory at once: parameters, gradient, optimiser and uploads, and their data."""
-    federation = world.federation
-    largest = federation.train.largest
-    data = 0 if world.local.augment != "none" else largest * int(np.prod(federation.shape)) * 4
-    memory = MEMORY
-    if federation.device.type == "cuda":
-        memory = torch.cuda.mem_get_info(federation.device)[0] // 2
-    return max(1, memory // (8 * size_in_bytes(received.params) + data))
-
-
-def in_order(chunks: list[Uploads], positions: np.ndarray) -> Iterator[Uploads]:
-    """The chunks of a cohort in its order; ``positions`` says where in it their clients stand."""
-    if bool((positions == np.arange(len(positions))).all()):
-        yield from chunks
-        return
-    if all(len(chunk.clients) == 1 for chunk in chunks):
-        yield from (chunks[at] for at in np.argsort(positions).tolist())
-        return
-    order = np.argsort(positions)
-    at = torch.from_numpy(order).to(chunks[0].train_loss.device)
-
-    def joined(kind: str) -> Tensors:
-        parts = [getattr(chunk, kind) for chunk in chunks]
-        return {name: torch.cat([part[name] for part in parts])[at] for name in parts[0]}
-
-    yield Uploads(
-        clients=np.concatenate([chunk.clients for chunk in chunks])[order],
-        params=joined("params"),
-        delta=joined("delta"),
-        buffers=joined("buffers"),
-        extras=joined("extras"),
-        state=joined("state"),
-        train_loss=torch.cat([chunk.train_loss for chunk in chunks])[at],
-        steps=np.concatenate([chunk.steps for chunk in chunks])[order],
-    )
-
-
-def _part(uploads: Uploads, start: int, end: int) -> Uploads:
-    """The uploads of the clients from ``start`` to ``end``."""
-    here = slice(start, end)
-
-    def cut(tensors: Tensors) -> Tensors:
-        return {name: value[here] for name, value in tensors.items()}
-
-    return Uploads(
-        clients=uploads.clients[here],
-        params=cut(uploads.params),
-        delta=cut(uploads.delta),
-        buffers=cut(uploads.buffers),
-        extras=cut(uploads.extras),
-        state=cut(uploads.state),
-        train_loss=uploads.train_loss[here],
-        steps=uploads.steps[here],
-    )
-
-
-def _only(uploads: Uploads, index: int, per_example: frozenset[str], examples: int) -> Uploads:
-    """One client's upload; its state without padding."""
-    alone = _part(uploads, index, index + 1)
-    state = {name: value[:, :examples] if name in per_example else value for name, value in alone.state.items()}
-    return alone._replace(state=state)

@@ -7,34 +7,35 @@ loop engine's steps on one thread (``inner: loop``, the same bits as the loop en
 
 from __future__ import annotations
 
-import os
 import pickle
 import socket
 import subprocess
-import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from fedretain.engines.chunks import in_order
 from fedretain.engines.engine import Uploads, World
 from fedretain.engines.loop import one_thread
-from fedretain.engines.memory import keep_freed_memory
-from fedretain.engines.schedule import local_steps
-from fedretain.engines.shared import SharedFile, dump
+from fedretain.engines.memory import clients_in_memory, keep_freed_memory
+from fedretain.engines.processes import Process, can_copy_this_process, copy_of_this_process, new_process
+from fedretain.engines.schedule import steps_of
+from fedretain.engines.shared import Layout, SharedFile, dump, dump_names
 from fedretain.engines.stack import Work
-from fedretain.engines.vectorised import clients_in_memory, in_order
-from fedretain.engines.worker import SLOTS, Trainer, build, collect
+from fedretain.engines.worker import SLOTS, Trainer, build, collect, look_ahead
 from fedretain.errors import ConfigError, TrainingError
 from fedretain.methods import Received
 from fedretain.tensors import Tensors
 
-Place = tuple[int, int]
-"""Which experiment, and the position in its cohort."""
+Unit = list[tuple[int, np.ndarray]]
+"""Clients that a worker trains in one go: which experiment, and their positions in its cohort."""
 
 
 class WorkersEngine:
@@ -46,6 +47,9 @@ class WorkersEngine:
         self.worlds, self.inner, self.count = worlds, inner, workers
         self.pool = pool if pool is not None else WorkerPool(workers)
         self.trainer: Trainer | None = None
+        self.room: int | None = None
+        self.even_units: dict[tuple[int, int], list[Unit]] = {}
+        self.stateful = any(world.method.uses("init_client") for world in worlds)
 
     def train(
         self,
@@ -54,16 +58,18 @@ class WorkersEngine:
         states: Callable[[int], Tensors | None],
         *,
         local_models: bool = True,
+        weights: Tensor | None = None,
+        upcoming: np.ndarray | None = None,
     ) -> Iterator[Uploads]:
         """Yield the uploads of the cohort in its order, as soon as those before them are there."""
-        for _, uploads in self.train_all([Work(received, cohort, states, local_models)]):
+        for _, uploads in self.train_all([Work(received, cohort, states, local_models, weights, upcoming)]):
             yield uploads
 
     def train_all(self, works: Sequence[Work]) -> Iterator[tuple[int, Uploads]]:
         """The same for several experiments; yields which of them, and its uploads."""
         # Until the cohort is done: this process is one of the workers, and a second thread would wait for a processor.
         with one_thread(self.worlds[0].federation.device):
-            self._start()
+            self.start()
             yield from self._trained(works)
 
     def _trained(self, works: Sequence[Work]) -> Iterator[tuple[int, Uploads]]:
@@ -75,54 +81,70 @@ class WorkersEngine:
                 layout, end = self.pool.broadcast.write(tensors, end)
                 layouts.append(layout)
         for worker in self.pool.workers:
-            worker.send(("round", round, layouts), round)
-        places = [(which, at) for which, work in enumerate(works) for at in range(len(work.cohort))]
+            worker.open(round, layouts)
+        which = np.repeat(np.arange(len(works)), [len(work.cohort) for work in works])
+        at = np.concatenate([np.arange(len(work.cohort)) for work in works])
         if self.inner == "loop":
-            yield from self._one_by_one(works, places)
+            yield from self._one_by_one(works, which, at)
             return
-        room = self.count * clients_in_memory(self.worlds[0], works[0].received)
-        for start in range(0, len(places), room):
-            yield from self._in_shares(works, places[start : start + room])
+        if self.room is None:
+            self.room = self.count * clients_in_memory(self.worlds[0], works[0].received)
+        room = self.room
+        for start in range(0, len(at), room):
+            here = slice(start, start + room)
+            yield from self._in_shares(works, which[here], at[here])
 
     def close(self) -> None:
         """End the worker processes."""
         self.pool.close()
 
-    def _one_by_one(self, works: Sequence[Work], places: list[Place]) -> Iterator[tuple[int, Uploads]]:
+    def _one_by_one(self, works: Sequence[Work], which: np.ndarray, at: np.ndarray) -> Iterator[tuple[int, Uploads]]:
         """Every client is a unit; the longest first, so that no worker is left with a long one at the end."""
-        order = np.argsort(-self._steps(works, places), kind="stable").tolist()
+        order = np.argsort(-self._steps(works, which, at), kind="stable").tolist()
+        experiments = which.tolist()
         waiting: dict[int, Uploads] = {}
         position = 0
-        for number, ((_, uploads),) in self._run(works, [[places[at]] for at in order]):
+        for number, ((_, uploads),) in self._run(works, [[(experiments[n], at[n : n + 1])] for n in order]):
             waiting[order[number]] = uploads
             while position in waiting:
-                yield places[position][0], waiting.pop(position)
+                yield experiments[position], waiting.pop(position)
                 position += 1
 
-    def _in_shares(self, works: Sequence[Work], places: list[Place]) -> Iterator[tuple[int, Uploads]]:
+    def _in_shares(self, works: Sequence[Work], which: np.ndarray, at: np.ndarray) -> Iterator[tuple[int, Uploads]]:
         """Every worker gets a share of like work."""
-        steps = self._steps(works, places)
+        units = self._units(works, which, at)
+        chunks: dict[int, list[Uploads]] = {}
+        positions: dict[int, list[np.ndarray]] = {}
+        for number, uploads in sorted(self._run(works, units), key=lambda ended: ended[0]):
+            for experiment, chunk in uploads:
+                chunks.setdefault(experiment, []).append(chunk)
+            for experiment, own in units[number]:
+                positions.setdefault(experiment, []).append(own)
+        for experiment, parts in chunks.items():
+            offset = np.concatenate(positions[experiment])
+            for uploads_in_order in in_order(parts, offset - offset.min()):
+                yield experiment, uploads_in_order
+
+    def _units(self, works: Sequence[Work], which: np.ndarray, at: np.ndarray) -> list[Unit]:
+        """As many units of like work as there are processes; for equal clients the same in every round."""
+        even = len(works) == 1 and self.worlds[0].federation.train.even
+        key = (int(at[0]), len(at))
+        if even and key in self.even_units:
+            return self.even_units[key]
+        steps = self._steps(works, which, at)
         if (steps == steps[0]).all():
-            shares = [share.tolist() for share in np.array_split(np.arange(len(places)), self.count)]
+            shares = np.array_split(np.arange(len(at)), self.count)
         else:
             order = np.argsort(-steps, kind="stable")
-            shares = [np.sort(order[start :: self.count]).tolist() for start in range(self.count)]
-        units = [[places[at] for at in share] for share in shares if share]
-        chunks: dict[int, list[Uploads]] = {}
-        positions: dict[int, list[int]] = {}
-        for number, uploads in sorted(self._run(works, units), key=lambda ended: ended[0]):
-            for which, chunk in uploads:
-                chunks.setdefault(which, []).append(chunk)
-            for which, at in units[number]:
-                positions.setdefault(which, []).append(at)
-        for which, parts in chunks.items():
-            offset = np.array(positions[which])
-            for uploads_in_order in in_order(parts, offset - offset.min()):
-                yield which, uploads_in_order
+            shares = [np.sort(order[start :: self.count]) for start in range(self.count)]
+        experiments = range(len(works))
+        units = [[(w, own) for w in experiments if len(own := at[share[which[share] == w]])] for share in shares]
+        units = [unit for unit in units if unit]
+        if even:
+            self.even_units[key] = units
+        return units
 
-    def _run(
-        self, works: Sequence[Work], units: Sequence[list[Place]]
-    ) -> Iterator[tuple[int, list[tuple[int, Uploads]]]]:
+    def _run(self, works: Sequence[Work], units: Sequence[Unit]) -> Iterator[tuple[int, list[tuple[int, Uploads]]]]:
         """Hand units to whoever is free; yield them by their number as they end."""
         assert self.trainer is not None
         round = works[0].received.round
@@ -132,7 +154,7 @@ class WorkersEngine:
             for worker in lines.values():
                 # The last unit is for this process, which is free now, and not for a queue.
                 while todo and len(worker.numbers) < SLOTS and (len(todo) > 1 or not worker.numbers):
-                    worker.order(*todo.popleft(), works)
+                    worker.order(*todo.popleft(), works, stateful=self.stateful)
             mine = todo.popleft() if todo else None
             if mine is not None:
                 yield mine[0], self._train_here(mine[1], works)
@@ -140,49 +162,66 @@ class WorkersEngine:
             for line in wait(busy, timeout=None if mine is None else 0):
                 yield lines[line].result(round)
 
-    def _train_here(self, unit: list[Place], works: Sequence[Work]) -> list[tuple[int, Uploads]]:
+    def _train_here(self, unit: Unit, works: Sequence[Work]) -> list[tuple[int, Uploads]]:
         """This process trains a unit like any worker."""
         assert self.trainer is not None
         shares = [work._replace(cohort=work.cohort[:0]) for work in works]
-        for which, group in groupby(unit, key=lambda place: place[0]):
-            shares[which] = works[which]._replace(cohort=works[which].cohort[[at for _, at in group]])
-        return list(self.trainer.train_all(shares))
+        for which, at in unit:
+            weights = works[which].weights
+            own = None if weights is None else weights[torch.from_numpy(at)]
+            shares[which] = works[which]._replace(cohort=works[which].cohort[at], weights=own)
+        uploads = list(self.trainer.train_all(shares))
+        look_ahead(self.trainer, works[0].received.round + 1, [_upcoming(works[which], at) for which, at in unit])
+        return uploads
 
-    def _steps(self, works: Sequence[Work], places: list[Place]) -> np.ndarray:
-        sizes = [self.worlds[which].federation.train.sizes[works[which].cohort[at]] for which, at in places]
-        local = self.worlds[0].local
-        steps = {size: local_steps(size, local) for size in {int(size) for size in sizes}}
-        return np.array([steps[int(size)] for size in sizes])
+    def _steps(self, works: Sequence[Work], which: np.ndarray, at: np.ndarray) -> np.ndarray:
+        steps = np.empty(len(at), dtype=np.int64)
+        for experiment, (work, world) in enumerate(zip(works, self.worlds, strict=True)):
+            here = which == experiment
+            if here.any():
+                steps[here] = steps_of(world.federation.train.sizes[work.cohort[at[here]]], world.local)
+        return steps
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Start the processes, if that is not done; the first round does it else."""
         if self.trainer is not None:
             return
         keep_freed_memory()
         if self.count > 1:
-            self.pool.start()
-            message = self._message()
-            for worker in self.pool.workers:
-                worker.begin(message)
+            self._refuse_strangers()
+            if not self.pool.workers and can_copy_this_process():
+                self.pool.start_copies(self.worlds, self.inner)
+            else:
+                self.pool.start()
+                examples = [tensor for world in self.worlds for tensor in world.federation.tensors]
+                message = dump((self.worlds, self.inner), self.pool.world, moved=examples)
+                for worker in self.pool.workers:
+                    worker.begin(message)
         self.trainer = build(self.worlds, self.inner)
 
-    def _message(self) -> bytes:
-        """The experiments as other processes can read them."""
+    def _refuse_strangers(self) -> None:
+        """The experiment must be one that other processes can read, whichever way they are started."""
         try:
-            message = dump((self.worlds, self.inner), self.pool.world)
+            names = dump_names((self.worlds, self.inner))
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise ConfigError(f"engine: workers cannot be sent this experiment ({error}); use engine: loop") from error
-        if b"__main__" in message:
+        if b"__main__" in names:
             raise ConfigError(
                 "engine: workers are other processes and cannot see what is defined in the script itself; "
                 "move your method, loss or model to a module of its own, or use engine: loop"
             )
-        return message
+
+
+def _upcoming(work: Work, at: np.ndarray) -> np.ndarray | None:
+    """Who stands at these positions of the next round's cohort."""
+    return None if work.upcoming is None else work.upcoming[at]
 
 
 class WorkerPool:
-    """Processes that wait for an experiment; started early, they import while their parent still reads the data.
+    """Processes that wait for an experiment, or copies of this one, which hold it already.
 
-    ``count`` includes the parent, which trains too.
+    New ones that are started early import while their parent still reads the data. ``count`` includes the parent, which
+    trains too.
     """
 
     def __init__(self, count: int) -> None:
@@ -194,8 +233,13 @@ class WorkerPool:
     def start(self) -> WorkerPool:
         """Start the processes, if that is not done."""
         if not self.workers:
-            self.workers = [Worker(self.world, self.broadcast) for _ in range(self.count - 1)]
+            self.workers = [Worker(self.broadcast, partial(new_process, self.world)) for _ in range(self.count - 1)]
         return self
+
+    def start_copies(self, worlds: Sequence[World], inner: str) -> None:
+        """Copy this process, with the experiment: no imports, and its examples in the same memory."""
+        for _ in range(self.count - 1):
+            self.workers.append(Worker(self.broadcast, partial(copy_of_this_process, worlds, inner)))
 
     def close(self) -> None:
         """End the processes and let go of the files; once is enough."""
@@ -212,21 +256,19 @@ class WorkerPool:
 class Worker:
     """A worker process as its parent sees it."""
 
-    def __init__(self, world: SharedFile, broadcast: SharedFile) -> None:
+    def __init__(self, broadcast: SharedFile, start: Callable[[int, int, list[int], list[int]], Process]) -> None:
         ours, theirs = socket.socketpair()
         self.inboxes = [SharedFile() for _ in range(SLOTS)]
         self.outboxes = [SharedFile() for _ in range(SLOTS)]
+        self.layouts: list[Layout] = []
+        self.opening: tuple[int, list[Layout] | None] | None = None
+        """A round that has begun, and where its broadcast lies if that is new; until the worker is told."""
+        self.uploaded: list[Layout] = [[] for _ in range(SLOTS)]
+        """Where the last uploads of each slot lie."""
         self.given = 0
         self.numbers: dict[int, int] = {}
         files = [file.number for file in (*self.inboxes, *self.outboxes)]
-        arguments = (theirs.fileno(), world.number, broadcast.number, files[:SLOTS], files[SLOTS:])
-        code = f"import sys; sys.path[:] = {sys.path!r}; import fedretain.engines.worker as w; w.main(*{arguments!r})"
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", code],
-            pass_fds=(theirs.fileno(), world.number, broadcast.number, *files),
-            env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
-            stdin=subprocess.DEVNULL,
-        )
+        self.process = start(theirs.fileno(), broadcast.number, files[:SLOTS], files[SLOTS:])
         theirs.close()
         self.line = Connection(ours.detach())
         self.finish = weakref.finalize(self, _end, self.process, self.line, [*self.inboxes, *self.outboxes])
@@ -237,34 +279,49 @@ class Worker:
 
     def send(self, message: Any, round: int) -> None:
         """Send a message; a dead worker is an error with advice."""
-        self._guarded(lambda: self.line.send(message), round)
+        data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        self._guarded(lambda: self.line.send_bytes(data), round)
 
-    def order(self, number: int, unit: list[Place], works: Sequence[Work]) -> None:
-        """Hand over the unit with this number."""
+    def open(self, round: int, layouts: list[Layout]) -> None:
+        """A round begins; the worker hears of it with its first order.
+
+        Where the broadcast lies is told when that is not where it lay in the last round.
+        """
+        untold = self.opening[1] if self.opening is not None else None
+        self.opening = (round, layouts if layouts != self.layouts else untold)
+        self.layouts = layouts
+
+    def order(self, number: int, unit: Unit, works: Sequence[Work], *, stateful: bool) -> None:
+        """Hand over the unit with this number, and what its clients kept where the method is ``stateful``."""
         slot = self.given % SLOTS
         orders, end = [], 0
-        for which, group in groupby(unit, key=lambda place: place[0]):
-            clients = works[which].cohort[[at for _, at in group]]
+        for which, at in unit:
+            work = works[which]
+            clients = work.cohort[at]
             layouts = {}
-            for client in clients.tolist():
-                if (state := works[which].states(client)) is not None:
+            for client in clients.tolist() if stateful else ():
+                if (state := work.states(client)) is not None:
                     layouts[client], end = self.inboxes[slot].write(state, end)
-            orders.append((which, clients, layouts, works[which].local_models))
+            weights = None if work.weights is None else work.weights.numpy()[at]
+            orders.append((which, clients, layouts, work.local_models, weights, _upcoming(work, at)))
         self.numbers[self.given] = number
-        self.send(("train", self.given, orders), works[0].received.round)
+        self.send((self.given, orders, self.opening), works[0].received.round)
+        self.opening = None
         self.given += 1
 
     def result(self, round: int) -> tuple[int, list[tuple[int, Uploads]]]:
         """The next result on the line: the unit's number and its uploads, by experiment."""
         while True:
-            kind, *message = self._guarded(self.line.recv, round)
+            kind, *message = pickle.loads(self._guarded(self.line.recv_bytes, round))
             if kind == "ready":
                 continue
             if kind == "failed":
                 _, text, client, which = message
                 raise TrainingError(text, round=round, client=client, which=which)
             number, layout, facts = message
-            return self.numbers.pop(number), collect(self.outboxes[number % SLOTS], layout, facts)
+            slot = number % SLOTS
+            self.uploaded[slot] = self.uploaded[slot] if layout is None else layout
+            return self.numbers.pop(number), collect(self.outboxes[slot], self.uploaded[slot], facts)
 
     def close(self) -> None:
         """End the process."""
@@ -282,7 +339,7 @@ class Worker:
             ) from error
 
 
-def _end(process: subprocess.Popen[bytes], line: Connection, files: list[SharedFile]) -> None:
+def _end(process: Process, line: Connection, files: list[SharedFile]) -> None:
     line.close()
     try:
         process.wait(5)

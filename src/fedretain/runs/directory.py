@@ -24,6 +24,8 @@ from fedretain.runs.checkpoint import Checkpoint, load_checkpoints, save_checkpo
 from fedretain.runs.clients import ClientStore
 from fedretain.runs.metrics import Row, keep_rows, read_rows
 
+LINGER = 0.1
+"""Seconds that a round of the metrics may wait for others, to be written with them."""
 CHECKPOINT_SHARE = 0.02
 """The part of the time that saving may cost when ``checkpoint.every`` is not given."""
 
@@ -46,6 +48,8 @@ class RunDirectory:
         )
         self._kept: list[Checkpoint] = []
         self._log: IO[bytes] | None = None
+        self._rows: list[Row] = []
+        self._written_at = 0.0
         self._saved_round = -1
         self._saved_at = time.monotonic()
         self._save_cost = 0.0
@@ -68,6 +72,8 @@ class RunDirectory:
                     write_atomically(path / "config.yaml", experiment.as_yaml().encode())
                 yield run
             finally:
+                with contextlib.suppress(OSError, RunError):
+                    run.flush()
                 if run._log is not None:
                     with contextlib.suppress(OSError):
                         run._log.close()
@@ -148,15 +154,27 @@ class RunDirectory:
         self.write_arrays("partition.npz", **arrays)
 
     def append(self, row: Row) -> None:
-        """Add one round to the metrics; it is with the operating system when this returns."""
-        with _explained(self.path):
-            if self._log is None:
-                self._log = (self.path / "metrics.jsonl").open("ab")
-            self._log.write(json.dumps(row).encode() + b"\n")
-            self._log.flush()
+        """Add one round to the metrics; it is with the operating system a moment later, or when ``flush`` returns."""
+        self._rows.append(row)
+        if time.monotonic() - self._written_at >= LINGER:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand the rounds that wait over to the operating system."""
+        if self._rows:
+            rows, self._rows = self._rows, []
+            lines = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+            with _explained(self.path):
+                if self._log is None:
+                    self._log = (self.path / "metrics.jsonl").open("ab")
+                self._log.write(lines)
+                self._log.flush()
+        self._written_at = time.monotonic()
 
     def advance(self, before: Checkpoint, after: Checkpoint, participants: list[int]) -> None:
         """A round is done: its participants' older states go, but for those that a kept checkpoint still needs."""
+        if after.clients is before.clients:
+            return
         for client in participants:
             version = (client, before.clients.get(client, 0))
             needed = any(kept.clients.get(client) == version[1] for kept in self._kept)
@@ -176,6 +194,7 @@ class RunDirectory:
         if checkpoint.state.round == self._saved_round:
             return
         started = time.monotonic()
+        self.flush()
         with _explained(self.path):
             if self._log is not None:
                 os.fsync(self._log.fileno())

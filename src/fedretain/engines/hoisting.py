@@ -1,0 +1,66 @@
+"""A recorded graph in two parts: what is the same in every play is computed once, before the first of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from fedretain.engines.nodes import VIEWS, readers, views_into, writes
+
+
+def hoist(module: fx.GraphModule, carried: int, moving: int) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Split ``f(*carry, *moving, *fixed)`` into ``first(*carry, *fixed)`` and ``then(*carry, *moving, *first)``.
+
+    To the first part belongs what depends on fixed arguments and constants alone and is not written over, and the views
+    of a carry that is updated where it lies.
+    """
+    graph = module.graph
+    given = [node for node in graph.nodes if node.op == "placeholder"]
+    carry, moved, fixed = given[:carried], given[carried : carried + moving], given[carried + moving :]
+    (output,) = (node for node in graph.nodes if node.op == "output")
+    results: Any = output.args[0]
+    lasting = {old for old, new in zip(carry, results, strict=False) if new is old or _writes_into(new, old)}
+    once: set[fx.Node] = set(fixed)
+    for node in graph.nodes:
+        if node.op in ("placeholder", "output"):
+            continue
+        sources = node.all_input_nodes
+        seen = node.target in VIEWS and len(sources) == 1 and (sources[0] in lasting or sources[0] in once)
+        if seen and sources[0] in lasting:
+            lasting.add(node)
+        elif all(source in once for source in sources) and not writes(node) and not _written(node):
+            once.add(node)
+    once |= lasting - set(carry)
+    wanted = [node for node in once if any(user not in once for user in node.users) and node not in carry]
+    order = {node: position for position, node in enumerate(graph.nodes)}
+    wanted.sort(key=order.__getitem__)
+    inside = [node for node in graph.nodes if node in once and node not in fixed]
+    rest = [node for node in graph.nodes if node not in once and node.op not in ("placeholder", "output")]
+    first = _part(module, [*carry, *fixed], inside, wanted)
+    then = _part(module, [*carry, *moved, *wanted], rest, results)
+    return first, then
+
+
+def _writes_into(node: Any, memory: fx.Node) -> bool:
+    return isinstance(node, fx.Node) and writes(node) and node.args[0] is memory
+
+
+def _written(node: fx.Node) -> bool:
+    """Whether somebody writes into a node's memory, through views too."""
+    targets = [user.args[0] for user in readers(node) if writes(user)]
+    return any(isinstance(target, fx.Node) and views_into(target) is node for target in targets)
+
+
+def _part(module: fx.GraphModule, given: list[fx.Node], nodes: list[fx.Node], results: Any) -> fx.GraphModule:
+    """A module of some of the nodes, called with the values of others."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for number, node in enumerate(given):
+        copies[node] = graph.placeholder(f"given_{number}")
+        copies[node].meta = dict(node.meta)
+    for node in nodes:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output(fx.node.map_arg(list(results), copies.__getitem__))
+    return fx.GraphModule(torch.nn.Module() if not any(n.op == "get_attr" for n in nodes) else module, graph)

@@ -79,7 +79,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         default=True,
         help="also the frameworks that need an environment of their own, which is installed on first use",
     )
-    parser.add_argument("--rounds", type=positive, default=3, help="timed rounds per turn (default 3)")
+    parser.add_argument("--rounds", type=positive, help="timed rounds per turn (default 3, of W3-tiny-many 30)")
     parser.add_argument("--turns", type=positive, default=2, help="how often every runner has its turn (default 2)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the measurements here")
     return parser.parse_args(arguments)

@@ -46,12 +46,15 @@ class Work:
     shape: tuple[int, int, int]
     model: dict[str, Any]
     variants: tuple[Variant, ...] = (Variant(),)
+    usual_rounds: int = 3
+    """Timed rounds per turn, unless asked for another number; short rounds need more of them."""
     at_most_rounds: int | None = None
     """A long work is timed for fewer rounds than asked for."""
 
-    def rounds(self, asked: int) -> int:
+    def rounds(self, asked: int | None = None) -> int:
         """Timed rounds per turn."""
-        return asked if self.at_most_rounds is None else min(asked, self.at_most_rounds)
+        wanted = self.usual_rounds if asked is None else asked
+        return wanted if self.at_most_rounds is None else min(wanted, self.at_most_rounds)
 
     def data(self) -> tuple[np.ndarray, np.ndarray]:
         """Random pixels and labels: the time of a step does not depend on what is seen."""
@@ -95,7 +98,7 @@ WORKS = {
     for work in (
         Work("W1-mnist-cnn", 100, 600, 10, 1, 32, (1, 28, 28), {"name": "fedavg_cnn"}),
         Work("W2-cifar-lenet", 100, 450, 10, 3, 64, (3, 32, 32), {"name": "lenet"}),
-        Work("W3-tiny-many", 1000, 20, 100, 5, 10, (64, 1, 1), {"name": "mlp", "hidden": [64]}),
+        Work("W3-tiny-many", 1000, 20, 100, 5, 10, (64, 1, 1), {"name": "mlp", "hidden": [64]}, usual_rounds=30),
         Work("W4-sweep", 100, 450, 10, 3, 64, (3, 32, 32), {"name": "lenet"}, variants=SWEEP, at_most_rounds=1),
     )
 }

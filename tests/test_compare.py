@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -10,10 +11,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
 import fedretain as fr
+from fedretain import experiment
 from fedretain.compare import directory_name
 from fedretain.errors import RunError
 
@@ -146,3 +149,66 @@ def test_stopped_and_compared_again(number: signal.Signals, tmp_path: Path, grid
     fr.compare(grid, out=tmp_path / "cut")
     assert {k: v[1] for k, v in kept(tmp_path / "cut" / "loss=ce").items()} == {k: v[1] for k, v in finished.items()}
     assert numbers(tmp_path / "cut") == numbers(tmp_path / "whole")
+
+
+def counting(monkeypatch: pytest.MonkeyPatch, where: Any, name: str) -> list[Any]:
+    """Notes every call of a function, which is then made."""
+    calls: list[Any] = []
+    real = getattr(where, name)
+
+    def noted(*given: Any, **named: Any) -> Any:
+        calls.append(given)
+        return real(*given, **named)
+
+    monkeypatch.setattr(where, name, noted)
+    return calls
+
+
+@pytest.mark.parametrize("engine", ["vectorised", "loop"])
+def test_data_are_read_once(engine: str, tmp_path: Path, grid: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four variants of the same data, together or one after the other."""
+    loads = counting(monkeypatch, sys.modules["fedretain.compare"], "load_data")
+    monkeypatch.setattr(experiment, "load_data", None)
+    assert fr.compare({**grid, "engine": engine}, out=tmp_path).failures == []
+    assert len(loads) == 1
+
+
+def test_other_data_are_read_too(tmp_path: Path, small: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """How inputs are scaled does not change what is read; the last that was read serves the next variant."""
+    loads = counting(monkeypatch, sys.modules["fedretain.compare"], "load_data")
+    given = {**small, "engine": {"name": "loop", "stack": False}}
+    scaled = {**given, "variants": {"data.normalise": ["unit", "mean_std"]}}
+    assert len(fr.compare(scaled, out=tmp_path / "scaled").runs) == 2
+    assert len(loads) == 1
+    x, y = np.zeros((30, 1, 8, 8), dtype=np.uint8), np.arange(30) % 10
+    np.savez(tmp_path / "own.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    own = {"name": "npz", "path": str(tmp_path / "own.npz")}
+    others = {**given, "variants": {"data": [{"name": "digits"}, own], "seed": [0, 1]}}
+    assert len(fr.compare(others, out=tmp_path / "others").runs) == 4
+    assert [experiment.data.name for (experiment,) in loads[1:]] == ["digits", "npz"]
+
+
+@pytest.mark.parametrize(("seed", "partitions"), [(None, 2), (7, 1)])
+def test_examples_are_divided_once_for_every_seed(
+    seed: int | None, partitions: int, tmp_path: Path, grid: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two losses, two seeds; a partition with a seed of its own is the same for both."""
+    splits = counting(monkeypatch, experiment, "split_examples")
+    given = {**grid, "engine": "vectorised", "partition": {**grid.get("partition", {}), "seed": seed}}
+    together = fr.compare(given, out=tmp_path / "together")
+    assert len(splits) == partitions
+    alone = fr.compare({**given, "engine": {"name": "vectorised", "stack": False}}, out=tmp_path / "alone")
+    assert len(splits) == partitions + 4
+    for name, run in together.runs.items():
+        assert (run.path / "partition.npz").read_bytes() == (alone.runs[name].path / "partition.npz").read_bytes()
+
+
+@pytest.mark.parametrize("engine", ["vectorised", "loop"])
+def test_the_disk_that_client_states_need_is_told_once(
+    engine: str, tmp_path: Path, small: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "fedretain")
+    given = {**small, "method": "scaffold", "engine": engine, "variants": {"local.lr": [0.1, 0.01]}}
+    assert fr.compare(given, out=tmp_path).failures == []
+    told = [record.getMessage() for record in caplog.records if "for each client seen" in record.getMessage()]
+    assert len(told) == (1 if engine == "vectorised" else 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -14,6 +15,7 @@ import yaml
 
 import fedretain as fr
 from fedretain.config import make_experiment
+from fedretain.engines.workers import WorkersEngine
 from fedretain.errors import ConfigError, DataError, PartitionError, RunError, TrainingError
 from fedretain.experiment import build_world
 from fedretain.forgetting import client_forgetting
@@ -334,3 +336,29 @@ def test_divergence_says_where_and_keeps_the_last_good_state(
 def test_what_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="no run directory"):
         fr.Run(tmp_path)
+
+
+def test_processes_start_before_trackers(
+    tmp_path: Path, small: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tracker may start threads, beside which this process cannot be copied. A finished run starts no process."""
+    order: list[str] = []
+    start = WorkersEngine.start
+    monkeypatch.setattr(WorkersEngine, "start", lambda engine: (order.append("processes"), start(engine))[1])
+
+    class Noting:
+        def open(self, facts: fr.RunFacts) -> None:
+            order.append("tracker")
+
+        def log(self, row: Mapping[str, Any]) -> None:
+            pass
+
+        def close(self, summary: Mapping[str, Any] | None) -> None:
+            pass
+
+    given = {**small, "rounds": 1, "engine": {"name": "workers", "workers": 2}}
+    fr.run(given, out=tmp_path, trackers=[Noting()])
+    assert order[:2] == ["processes", "tracker"]
+    order.clear()
+    fr.run(given, out=tmp_path, resume=True, trackers=[Noting()])
+    assert "processes" not in order

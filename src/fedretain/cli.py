@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -257,6 +259,7 @@ class _Bar:
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
         self.tasks: dict[Any, Any] = {}
+        self.drawn = -math.inf
 
     def begin(self, variant: Variant, number: int, total: int) -> None:
         """The next variant starts."""
@@ -267,6 +270,7 @@ class _Bar:
         accuracy = finished.summary["final_accuracy"]["last"]
         task = self.tasks[_bar_key(variant.experiment)]
         self.progress.update(task, completed=finished.summary["rounds"], note=f"accuracy {accuracy:.3f}")
+        self._draw()
 
     def watch(self, experiment: Experiment, row: Row) -> None:
         """A round ended."""
@@ -274,6 +278,7 @@ class _Bar:
             self._add(experiment, experiment.name)
         shown = f"accuracy {row['test_accuracy']:.3f}" if "test_accuracy" in row else ""
         self.progress.update(self.tasks[_bar_key(experiment)], completed=row["round"], note=shown)
+        self._draw()
 
     def close(self) -> None:
         """Leave the last state on the screen; a bar that never began leaves nothing."""
@@ -283,6 +288,14 @@ class _Bar:
     def _add(self, experiment: Experiment, label: str) -> None:
         self.progress.start()
         self.tasks[_bar_key(experiment)] = self.progress.add_task(label, total=experiment.rounds, note="")
+        self._draw()
+
+    def _draw(self) -> None:
+        """Ten times a second at most, and never by a thread: beside one, worker processes would start slowly."""
+        now = time.monotonic()
+        if now - self.drawn > 0.1:
+            self.drawn = now
+            self.progress.refresh()
 
 
 def _bar_key(experiment: Experiment) -> tuple[str, int]:
@@ -304,7 +317,7 @@ def _progress(quiet: bool) -> Iterator[_Bar]:
         TextColumn("{task.fields[note]}"),
         TimeRemainingColumn(),
     )
-    bar = _Bar(Progress(*columns, console=err, disable=quiet))
+    bar = _Bar(Progress(*columns, console=err, disable=quiet, auto_refresh=False))
     try:
         try:
             yield bar

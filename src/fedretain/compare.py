@@ -10,10 +10,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedretain.config import Variant, expand_variants, read_experiment
+from fedretain.config import Experiment, Variant, expand_variants, read_experiment
 from fedretain.data import Dataset
 from fedretain.errors import FedretainError, RunError
-from fedretain.experiment import Source, build_world, finished, plan_client_states, run
+from fedretain.experiment import Source, build_world, finished, load_data, plan_client_states, reported, run
 from fedretain.files import write_atomically
 from fedretain.keeping import Watcher
 from fedretain.runs.run import Run
@@ -101,25 +101,32 @@ def compare(
     def fail(variant: Variant, reason: str) -> None:
         failures.append(Failure(variant.name, reason))
 
-    for entries in _stacks(variants, path, folders, data):
+    examples = _Examples(data)
+    done: set[str] = set()
+    for entries in _stacks(variants, path, folders, examples):
         for entry in entries:
             announce(entry.variant)
-        train_together(
+        if train_together(
             entries, watch=watch, trackers=trackers, group=group, failed=lambda entry, why: fail(entry.variant, why)
-        )
+        ):
+            done |= {entry.variant.name for entry in entries if finished(entry.path)}
     for variant in variants:
         if variant.name in [failure.variant for failure in failures]:
             continue
         announce(variant)
         try:
-            runs[variant.name] = run(
-                variant.experiment,
-                out=path / folders[variant.name],
-                resume=True,
-                data=data,
-                watch=watch,
-                trackers=trackers,
-                group=group,
+            runs[variant.name] = (
+                reported(path / folders[variant.name])
+                if variant.name in done
+                else run(
+                    variant.experiment,
+                    out=path / folders[variant.name],
+                    resume=True,
+                    data=examples.of(variant.experiment),
+                    watch=watch,
+                    trackers=trackers,
+                    group=group,
+                )
             )
         except RunError:
             raise
@@ -146,8 +153,25 @@ def compare(
     return Comparison(path, runs, failures)
 
 
+class _Examples:
+    """The data of one variant after another; those of the last are kept, for most variants have the same."""
+
+    def __init__(self, given: Dataset | None) -> None:
+        self.given = given
+        self.last: tuple[dict[str, Any], Dataset] | None = None
+
+    def of(self, experiment: Experiment) -> Dataset:
+        """What was given, or what the experiment names."""
+        if self.given is not None:
+            return self.given
+        which = experiment.data.model_dump(exclude={"normalise", "mean", "std"})
+        if self.last is None or self.last[0] != which:
+            self.last = (which, load_data(experiment))
+        return self.last[1]
+
+
 def _stacks(
-    variants: Sequence[Variant], path: Path, folders: Mapping[str, str], data: Dataset | None
+    variants: Sequence[Variant], path: Path, folders: Mapping[str, str], examples: _Examples
 ) -> Iterator[list[Entry]]:
     """Groups of variants that may train together; what is finished, or cannot be built, is left to ``run``."""
     entries: list[Entry] = []
@@ -156,14 +180,22 @@ def _stacks(
         if finished(folder) or not variant.experiment.engine.stack:
             continue
         try:
-            world = build_world(variant.experiment, data, entries[0].world if entries else None)
-            plan_client_states(variant.experiment, world, folder)
+            beside = entries[0].world if entries else None
+            parts = next((entry.parts for entry in entries if _same_parts(entry.experiment, variant.experiment)), None)
+            world = build_world(variant.experiment, examples.of(variant.experiment), beside, parts)
+            needs = plan_client_states(variant.experiment, world, folder)
         except FedretainError:
             continue
-        entries.append(Entry(variant, folder, world))
+        entries.append(Entry(variant, folder, world, needs))
     for group in groups(entries):
         if len(group) > 1:
             yield group
+
+
+def _same_parts(one: Experiment, other: Experiment) -> bool:
+    """Whether the same examples go to the same clients."""
+    same_seed = one.partition.seed is not None or one.seed == other.seed
+    return same_seed and one.partition == other.partition and one.data == other.data
 
 
 def directory_name(variant: str) -> str:

@@ -18,13 +18,15 @@ from fedretain.centralised import check_centralised, train_centralised
 from fedretain.components import find
 from fedretain.config import Experiment, make_experiment, read_experiment
 from fedretain.data import Dataset, load_dataset
-from fedretain.data.federation import build_federation, split_examples
+from fedretain.data.federation import Parts, build_federation, split_examples
 from fedretain.data.transforms import Normalise
 from fedretain.engines import Engine, World
 from fedretain.engines.engine import own_of
-from fedretain.engines.planner import Plan, build_engine, make_plan, processors, runs_on
+from fedretain.engines.planner import Plan, build_engine, make_plan, runs_on
+from fedretain.engines.processes import can_copy_this_process
 from fedretain.engines.schedule import local_steps
-from fedretain.engines.workers import WorkerPool
+from fedretain.engines.trials import processors
+from fedretain.engines.workers import WorkerPool, WorkersEngine
 from fedretain.errors import ConfigError, RunError
 from fedretain.files import in_words
 from fedretain.keeping import Keeper, Watcher
@@ -68,14 +70,20 @@ def run(
     with contextlib.ExitStack() as held:
         pool = None if finished(path) else _early_workers(experiment, held)
         world = build_world(experiment, data)
-        plan_client_states(experiment, world, path)
+        if needs := plan_client_states(experiment, world, path):
+            LOG.info(needs)
         directory = held.enter_context(RunDirectory.opened(path, experiment, resume=resume))
         keeper = Keeper(directory, experiment, world, tracking, watch=watch, group=group)
         _run_in(keeper, experiment, world, pool)
-        if find_spec("plotly") is not None:
-            from fedretain.report import write_report
+        return reported(path)
 
-            write_report([path], path / "report.html")
+
+def reported(path: Path) -> Run:
+    """A finished run, with its page where plotly is installed."""
+    if find_spec("plotly") is not None:
+        from fedretain.report import write_report
+
+        write_report([path], path / "report.html")
     return Run(path)
 
 
@@ -95,10 +103,16 @@ def default_directory(experiment: Experiment, resume: bool) -> Path:
     return tries[free - 1] if resume and free else tries[free]
 
 
-def build_world(experiment: Experiment, data: Dataset | None = None, beside: World | None = None) -> World:
+def build_world(
+    experiment: Experiment,
+    data: Dataset | None = None,
+    beside: World | None = None,
+    parts: tuple[Parts, Parts] | None = None,
+) -> World:
     """Everything that stays the same from round to round; all that can be refused is refused here.
 
-    A world made ``beside`` another one of the same data shares its examples.
+    A world made ``beside`` another one of the same data shares its examples. ``parts`` are the training and validation
+    parts of its clients where they are known already.
     """
     device, dtype = find_device(experiment.device), _dtype(experiment)
     if experiment.precision == "bfloat16" and device.type == "cpu":
@@ -111,7 +125,7 @@ def build_world(experiment: Experiment, data: Dataset | None = None, beside: Wor
     if experiment.training == "centralised":
         check_centralised(experiment)
     dataset = data if data is not None else load_data(experiment)
-    train, validation = split_examples(dataset, experiment.partition, experiment.seed)
+    train, validation = parts or split_examples(dataset, experiment.partition, experiment.seed)
     experiment.cohort_size(len(train))
     for size in np.unique(train.sizes[train.sizes > 0]).tolist():
         local_steps(size, local)
@@ -170,9 +184,9 @@ def find_device(name: str) -> torch.device:
 
 
 def _early_workers(experiment: Experiment, held: contextlib.ExitStack) -> WorkerPool | None:
-    """Worker processes that were asked for import while this one reads the data."""
+    """Worker processes that were asked for import while this one reads the data, unless they are to be copies of it."""
     asked = experiment.engine.name == "workers" and experiment.training == "federated"
-    if not asked or find_device(experiment.device).type != "cpu":
+    if not asked or find_device(experiment.device).type != "cpu" or can_copy_this_process():
         return None
     return held.enter_context(contextlib.closing(WorkerPool(experiment.engine.workers or processors()).start()))
 
@@ -185,6 +199,8 @@ def _run_in(keeper: Keeper, experiment: Experiment, world: World, pool: WorkerPo
             rounds = train_centralised(experiment, world, keeper.last)
         else:
             engine = held.enter_context(contextlib.closing(planned_engine(keeper, experiment, world, pool)))
+            if isinstance(engine, WorkersEngine) and keeper.last.state.round < experiment.rounds:
+                engine.start()  # before trackers have threads, beside which this process could not be copied
             keeper.begin()
             rounds = train_rounds(experiment, world, engine, keeper.last, keeper.directory.store)
         with keeper.saving():
@@ -207,10 +223,10 @@ def planned_engine(keeper: Keeper, experiment: Experiment, world: World, pool: W
     return build_engine(world, plan, pool)
 
 
-def plan_client_states(experiment: Experiment, world: World, path: Path) -> None:
-    """Say how much disk the clients' states can take at worst, and refuse a run that could not finish for it."""
+def plan_client_states(experiment: Experiment, world: World, path: Path) -> str:
+    """How much disk the clients' states can take at worst, in words; a run that could not finish for it is refused."""
     if experiment.training == "centralised" or not world.method.uses("init_client"):
-        return
+        return ""
     federation = world.federation
     largest = int(np.argmax(federation.train.sizes))
     params = {name: p.detach() for name, p in world.model.named_parameters()}
@@ -227,7 +243,7 @@ def plan_client_states(experiment: Experiment, world: World, path: Path) -> None
             f"{path}: {told}, and {in_words(free)} are free; use fewer clients or rounds, "
             "engine.state_precision: half, or a larger disk (--out)"
         )
-    LOG.info("%s (%s are free), at most %s in memory", told, in_words(free), in_words(experiment.engine.state_memory))
+    return f"{told} ({in_words(free)} are free), at most {in_words(experiment.engine.state_memory)} in memory"
 
 
 def _dtype(experiment: Experiment) -> torch.dtype:

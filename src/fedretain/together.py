@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedretain.config import Experiment, Variant
+from fedretain.data.federation import Parts
 from fedretain.engines import Uploads, World
 from fedretain.engines.planner import Plan, build_engine_for_all, plan_for_all
 from fedretain.engines.stack import Work
 from fedretain.engines.varied import alike
 from fedretain.errors import ConfigError, TrainingError
 from fedretain.keeping import Keeper, Watcher
-from fedretain.rounds import Order, Rounds
+from fedretain.rounds import Gathered, Order, Rounds
 from fedretain.runs.directory import RunDirectory
 from fedretain.runs.trackers import Tracker
 from fedretain.runs.trackers.tracking import Tracking, build_trackers
@@ -30,11 +31,18 @@ class Entry:
     variant: Variant
     path: Path
     world: World
+    needs: str = ""
+    """What its clients' states need on the disk, to be told before it trains."""
 
     @property
     def experiment(self) -> Experiment:
         """Its experiment."""
         return self.variant.experiment
+
+    @property
+    def parts(self) -> tuple[Parts, Parts]:
+        """Who holds what, for training and for validation."""
+        return self.world.federation.train, self.world.federation.validation
 
 
 def groups(entries: Sequence[Entry]) -> list[list[Entry]]:
@@ -76,6 +84,8 @@ def train_together(
         if plan is None:
             return False
         LOG.info("engine: %s for %d variants together%s", plan.label, len(open_keepers), plan.why and f", {plan.why}")
+        for needs in dict.fromkeys(entry.needs for entry in entries if entry.needs):
+            LOG.info(needs)
         for keeper in open_keepers:
             keeper.note(engine={"name": plan.name, "inner": plan.inner, "together": True})
             keeper.begin()
@@ -97,7 +107,8 @@ def _train(keepers: list[Keeper], plan: Plan, failed: Callable[[Keeper, str], No
             while not rounds[id(keepers[0])].over:
                 orders = [rounds[id(keeper)].open() for keeper in keepers]
                 try:
-                    uploads = _collected(engine.train_all([_work(order) for order in orders]), len(keepers))
+                    chunks = engine.train_all([_work(order) for order in orders])
+                    gathered = _gathered(chunks, [rounds[id(keeper)] for keeper in keepers], orders)
                 except (TrainingError, ConfigError) as error:
                     if not isinstance(error, TrainingError) or error.which is None:
                         LOG.info("these variants cannot train together (%s); each goes on alone", error)
@@ -107,9 +118,9 @@ def _train(keepers: list[Keeper], plan: Plan, failed: Callable[[Keeper, str], No
                     keepers = _without(keepers, [(keepers[error.which], error)], failed)
                     break
                 broken = []
-                for keeper, order, own in zip(keepers, orders, uploads, strict=True):
+                for keeper, order, own in zip(keepers, orders, gathered, strict=True):
                     try:
-                        keeper.keep(rounds[id(keeper)].close(order, own, sharing=len(keepers)))
+                        keeper.keep(rounds[id(keeper)].end(order, own, sharing=len(keepers)))
                     except TrainingError as error:
                         broken.append((keeper, error))
                 if broken:
@@ -122,15 +133,25 @@ def _train(keepers: list[Keeper], plan: Plan, failed: Callable[[Keeper, str], No
 
 
 def _work(order: Order) -> Work:
-    return Work(order.received, order.cohort, order.states, order.measuring)
+    return Work(order.received, order.cohort, order.states, order.measuring, order.summed_by, order.upcoming)
 
 
-def _collected(chunks: Iterator[tuple[int, Uploads]], count: int) -> list[list[Uploads]]:
-    """The uploads of each experiment."""
-    found: list[list[Uploads]] = [[] for _ in range(count)]
+def _gathered(
+    chunks: Iterator[tuple[int, Uploads]], rounds: Sequence[Rounds], orders: Sequence[Order]
+) -> list[Gathered]:
+    """The sums of each experiment, made as soon as its last upload is in: nobody holds those of all of them."""
+    waiting: list[list[Uploads]] = [[] for _ in orders]
+    found: dict[int, Gathered] = {}
     for which, uploads in chunks:
-        found[which].append(uploads)
-    return found
+        waiting[which].append(uploads)
+        if sum(len(chunk.clients) for chunk in waiting[which]) == len(orders[which].cohort):
+            try:
+                found[which] = rounds[which].gather(orders[which], waiting[which])
+            except TrainingError as error:
+                error.which = which
+                raise
+            waiting[which] = []
+    return [found[which] for which in range(len(orders))]
 
 
 def _without(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedretain.config import make_experiment
 from fedretain.engines import LoopEngine
-from fedretain.engines.recorded import RecordedEngine, recordable
+from fedretain.engines.recorded import RecordedEngine, recordable, sharing_recordings
 from fedretain.experiment import build_world
 from fedretain.methods import Method, Own, Received
 from fedretain.tensors import Tensors
@@ -139,6 +139,32 @@ def test_what_is_not_recorded() -> None:
     ):
         experiment = make_experiment(settings(model=model, method=method))
         assert recordable(build_world(experiment, dataset())) is expected
+
+
+def test_experiments_share_the_recordings_of_like_steps(trained: Trained) -> None:
+    """Seeds and rates are given to a step; another loss, momentum or a method's number makes another step.
+
+    Played from the recordings of another experiment, a step still has the bits of the loop engine.
+    """
+    changes: list[dict[str, Any]] = [
+        {},
+        {"seed": 1, "local": {"lr": 0.03}},
+        {"loss": "wsm"},
+        {"local": {"momentum": 0.9}},
+        {"method": {"name": "fedprox", "mu": 0.1}},
+        {"method": {"name": "fedprox", "mu": 0.2}},
+        {"model": {"name": "mlp", "hidden": [5]}},
+    ]
+    given = [settings(**{**change, "local": {**FULL, **change.get("local", {})}}) for change in changes]
+    engines = sharing_recordings([build_world(make_experiment(one), dataset()) for one in given])
+    assert [[a.recordings is b.recordings for b in engines].index(True) for a in engines] == [0, 0, 2, 3, 4, 5, 6]
+    assert engines[1].world.seed == 1
+    trained(lambda world: replace(engines[0], world=world), given[0])
+    recordings = dict(engines[1].recordings)
+    shared = trained(lambda world: replace(engines[1], world=world), given[1])
+    assert recordings
+    assert recordings.items() <= engines[1].recordings.items()
+    assert_same_bits(trained(LoopEngine, given[1]), shared)
 
 
 def test_a_step_of_its_own_runs_as_in_the_loop(trained: Trained) -> None:

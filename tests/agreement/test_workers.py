@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from tests.agreement.conftest import Ended, assert_agree, dataset, settings
 
 from fedretain.config import make_experiment
 from fedretain.engines import LoopEngine, World
+from fedretain.engines.processes import can_copy_this_process
 from fedretain.engines.stack import Work
 from fedretain.engines.vectorised import VectorisedEngine
 from fedretain.engines.workers import WorkersEngine
@@ -148,6 +150,80 @@ def test_a_killed_worker_is_an_error_with_advice(trained: Trained, engines: list
         trained(with_workers(engines, 2), given)
     engines[0].close()
     assert time.monotonic() - started < 60
+
+
+STARTED = """
+    import os, sys, threading
+    import numpy as np
+    import torch
+    from fedretain.config import make_experiment
+    from fedretain.engines import LoopEngine
+    from fedretain.engines.processes import Copy
+    from fedretain.engines.workers import WorkersEngine
+    from fedretain.experiment import build_world
+    from fedretain.methods import Received
+
+    copies, held = sys.argv[1] == "copies", open(sys.argv[2], "wb")
+    over = threading.Event()
+    if not copies:
+        threading.Thread(target=over.wait).start()
+    given = {"data": "digits", "device": "cpu", "loss": "wsm", "local": {"steps": 4}}
+    world = build_world(make_experiment(given))
+    before = world.federation.inputs.clone()
+    received = Received({name: p.detach() for name, p in world.model.named_parameters()}, {}, {}, 1)
+    engine = WorkersEngine(world, workers=2)
+    found = list(engine.train(received, np.arange(6), lambda client: None))
+    (worker,) = engine.pool.workers
+    assert isinstance(worker.process, Copy) is copies
+    folder = f"/proc/{worker.process.pid}/fd"
+    assert held.name not in [os.readlink(f"{folder}/{name}") for name in os.listdir(folder)]
+
+    at, shared = world.federation.inputs.data_ptr(), False
+    for line in open("/proc/self/maps"):
+        first, last = (int(end, 16) for end in line.split()[0].split("-"))
+        shared |= first <= at < last and "memfd:fedretain" in line
+    assert shared is not copies
+    assert torch.equal(world.federation.inputs, before)
+
+    expected = list(LoopEngine(world).train(received, np.arange(6), lambda client: None))
+    for ours, theirs in zip(found, expected, strict=True):
+        assert all(torch.equal(ours.delta[name], value) for name, value in theirs.delta.items())
+    engine.close()
+    over.set()
+    print("well")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+@pytest.mark.parametrize("how", ["copies", "new processes"])
+def test_how_workers_are_started(how: str, tmp_path: Path) -> None:
+    """Copies of a process of one thread; else new ones, and then the parent's examples lie in the shared memory too.
+
+    A worker holds none of its parent's files (a lock, say), and either way trains to the loop engine's bits.
+    """
+    script = tmp_path / "started.py"
+    script.write_text(textwrap.dedent(STARTED))
+    done = subprocess.run([sys.executable, script, how, tmp_path / "file"], capture_output=True, text=True, check=False)
+    assert done.stdout == "well\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("platform", "threads", "accelerator", "copies"),
+    [
+        ("linux", 1, False, True),
+        ("linux", 2, False, False),
+        ("linux", 1, True, False),
+        ("darwin", 1, False, False),
+    ],
+)
+def test_when_this_process_can_be_copied(
+    platform: str, threads: int, accelerator: bool, copies: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread may hold a lock that nobody in the copy would release."""
+    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.setattr(threading, "active_count", lambda: threads)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: accelerator)
+    assert can_copy_this_process() is copies
 
 
 SCRIPT = """

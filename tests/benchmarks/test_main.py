@@ -36,7 +36,7 @@ def stand_in(monkeypatch):
 
 def run(tmp_path, *arguments):
     file = tmp_path / "out.json"
-    status = benchmark.main(["--works", "W3-tiny-many", "--json", str(file), *arguments])
+    status = benchmark.main(["--works", "W3-tiny-many", "--rounds", "3", "--json", str(file), *arguments])
     return status, json.loads(file.read_text())
 
 
@@ -89,7 +89,8 @@ def test_an_interrupt_keeps_the_finished_works(stand_in, tmp_path, monkeypatch):
 
     monkeypatch.setattr(benchmark, "pack", pack)
     file = tmp_path / "out.json"
-    arguments = ["--works", "W3-tiny-many", "W2-cifar-lenet", "--runners", "fedretain-loop", "--json", str(file)]
+    works = ["--works", "W3-tiny-many", "W2-cifar-lenet", "--rounds", "3"]
+    arguments = [*works, "--runners", "fedretain-loop", "--json", str(file)]
     assert benchmark.main(arguments) == 130
     assert [m["work"] for m in json.loads(file.read_text())] == ["W3-tiny-many"]
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from fedretain.data import sources
+from fedretain.data import hub
 from fedretain.data.schema import column_values, schema_class_names
 from fedretain.data.sources import DATASETS, load_dataset, locate
 from fedretain.errors import ConfigError, DataError
@@ -38,7 +38,7 @@ def test_published_dataset_from_root_or_variable(
 ) -> None:
     folder, train, _ = small_parquet
     shutil.copytree(folder, folder.parent / "mnist")
-    monkeypatch.setattr(sources, "download", fail)
+    monkeypatch.setattr(hub, "download", fail)
     if way == "variable":
         monkeypatch.setenv("FEDRETAIN_DATA", str(folder.parent))
     made = load_dataset("mnist", root=folder.parent if way == "root" else None)
@@ -79,8 +79,8 @@ def test_columns_of_cifar100(tmp_path: Path, write_parquet: Callable[..., Path],
 
 def test_hub_when_there_is_no_root(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, dict[str, Any]]] = []
-    monkeypatch.setattr(sources, "hub_installed", lambda: True)
-    monkeypatch.setattr(sources, "download", lambda repository, **options: asked.append((repository, options)))
+    monkeypatch.setattr(hub, "hub_installed", lambda: True)
+    monkeypatch.setattr(hub, "download", lambda repository, **options: asked.append((repository, options)))
     load_dataset("cifar10", size=16)
     assert asked == [
         (
@@ -93,21 +93,21 @@ def test_hub_when_there_is_no_root(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_hub_when_the_variable_leads_nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: list[str] = []
     monkeypatch.setenv("FEDRETAIN_DATA", str(tmp_path))
-    monkeypatch.setattr(sources, "hub_installed", lambda: True)
-    monkeypatch.setattr(sources, "download", lambda repository, **_: asked.append(repository))
+    monkeypatch.setattr(hub, "hub_installed", lambda: True)
+    monkeypatch.setattr(hub, "download", lambda repository, **_: asked.append(repository))
     load_dataset("usps")
     assert asked == ["flwrlabs/usps"]
 
 
 def test_missing_under_a_given_root_is_not_downloaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(sources, "hub_installed", lambda: True)
-    monkeypatch.setattr(sources, "download", fail)
+    monkeypatch.setattr(hub, "hub_installed", lambda: True)
+    monkeypatch.setattr(hub, "download", fail)
     with pytest.raises(DataError, match=r"no folder .*/mnist \(data.root\).*FEDRETAIN_DATA.*leave out data.root"):
         load_dataset("mnist", root=tmp_path)
 
 
 def test_missing_without_the_extra_names_every_way_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(sources, "hub_installed", lambda: False)
+    monkeypatch.setattr(hub, "hub_installed", lambda: False)
     with pytest.raises(DataError) as caught:
         load_dataset("mnist")
     message = str(caught.value)
@@ -120,8 +120,8 @@ def test_missing_without_the_extra_names_every_way_out(monkeypatch: pytest.Monke
 
 
 def test_what_the_hub_does_not_have_is_not_looked_for_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "hub_installed", lambda: True)
-    monkeypatch.setattr(sources, "download", fail)
+    monkeypatch.setattr(hub, "hub_installed", lambda: True)
+    monkeypatch.setattr(hub, "download", fail)
     with pytest.raises(DataError, match=r"'covid_ct' not found.*it is not on the Hugging Face hub"):
         load_dataset("covid_ct")
 

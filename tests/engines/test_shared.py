@@ -106,6 +106,19 @@ def test_pickling_sends_large_arrays_through_the_file(pair: tuple[SharedFile, Sh
     assert again["text"] == "x"
 
 
+def test_tensors_that_move_give_up_their_memory(pair: tuple[SharedFile, SharedFile]) -> None:
+    """From then on both sides see the same numbers; one that is too small to be laid down stays where it is."""
+    ours, theirs = pair
+    large, small = torch.arange(LARGE), torch.arange(3)
+    message = dump([large, small], ours, moved=[large, small])
+    again, little = load(message, theirs)
+    again[5] = -1
+    little[1] = -1
+    assert large[5] == -1
+    assert small.tolist() == [0, 1, 2]
+    assert large.shape == (LARGE,)
+
+
 def test_pickling_modules_and_odd_arrays(pair: tuple[SharedFile, SharedFile]) -> None:
     """Parameters stay parameters; texts, objects and arrays that must not be written to come through too."""
     ours, theirs = pair

@@ -92,6 +92,11 @@ class Federation:
         """Where the examples are."""
         return self.inputs.device
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All examples and their labels."""
+        return self.inputs, self.labels, self.test_inputs, self.test_labels
+
     def sharing(self, other: Federation) -> Federation:
         """The same federation on the examples that the other one holds, if these are the same."""
         like = (
@@ -188,7 +193,11 @@ def build_federation(
 
 
 def _on(device: torch.device, dtype: torch.dtype, examples: Examples) -> tuple[Tensor, Tensor]:
-    inputs = torch.from_numpy(np.array(examples.inputs)).to(device)
-    if inputs.is_floating_point():
-        inputs = inputs.to(dtype)
-    return inputs, torch.from_numpy(np.array(examples.labels)).to(device)
+    inputs, labels = (_tensor(array).to(device) for array in (examples.inputs, examples.labels))
+    return inputs.to(dtype) if inputs.is_floating_point() else inputs, labels
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    """The dataset's own memory, which nobody writes to; a copy where PyTorch cannot use that."""
+    usable = array.flags.writeable and all(stride >= 0 for stride in array.strides)
+    return torch.from_numpy(array if usable else np.array(array))

@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from fedretain.data.arrays import load_npz
 from fedretain.data.dataset import Dataset
 from fedretain.data.digits import load_digits
-from fedretain.data.folder import load_folder
-from fedretain.data.hub import download, hub_installed
-from fedretain.data.images import Size
-from fedretain.data.parquet import load_parquet
 from fedretain.errors import ConfigError, DataError, unknown
+
+if TYPE_CHECKING:
+    from fedretain.data.images import Size
 
 
 @dataclass(frozen=True)
@@ -124,14 +124,22 @@ def load_dataset(
     if "path" in source.options:
         if path is None:
             raise ConfigError(f"dataset {name!r} needs data.path (path=): {source.help}")
-        if name == "folder":
-            return load_folder(path, size=size)
         if name == "npz":
             return load_npz(path)
+        if name == "folder":
+            from fedretain.data.folder import load_folder
+
+            return load_folder(path, size=size)
+    # What decodes images and tables is imported where there are some: it takes memory in every process.
+    from fedretain.data.parquet import load_parquet
+
+    if path is not None:
         return load_parquet(path, image=image, label=label, size=size, include_val=include_val)
     folder = locate(name, root)
     if folder is not None:
         return load_parquet(folder, name=name, image=image, label=label, size=size, include_val=include_val)
+    from fedretain.data.hub import download, hub_installed
+
     if root is None and source.hub is not None and hub_installed():
         return download(source.hub, name=name, image=image, label=label, size=size, include_val=include_val)
     raise DataError(_not_found(name, root))
@@ -156,6 +164,8 @@ def _not_found(name: str, root: str | Path | None) -> str:
     here = (
         f"set FEDRETAIN_DATA or data.root (root=) to the folder that holds {name}/train.parquet and {name}/test.parquet"
     )
+    from fedretain.data.hub import hub_installed
+
     hub = DATASETS[name].hub
     if hub is None:
         return f"dataset {name!r} not found: {looked}. Please {here}; it is not on the Hugging Face hub"

@@ -12,6 +12,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from fedretain.errors import DataError
 
@@ -60,7 +61,7 @@ def present_classes(class_counts: Tensor) -> Tensor:
     known = (
         class_counts.device.type == "cpu"
         and not torch._C._functorch.is_functorch_wrapped_tensor(class_counts)
-        and torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is None
+        and not is_in_torch_dispatch_mode()
     )
     if known and not bool(present.any(-1).all()):
         raise DataError("all class counts are zero: a client without training data has no class proportions")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 from importlib import metadata
@@ -14,6 +15,7 @@ from fedretain.version import __version__
 PACKAGES = ("torch", "numpy", "pyarrow", "pillow", "pydantic", "safetensors", "typer", "rich", "plotly")
 
 
+@functools.cache
 def package_versions(names: tuple[str, ...] = PACKAGES) -> dict[str, str | None]:
     """Installed versions; None for what is not there."""
     versions: dict[str, str | None] = {}

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import fedretain
+from fedretain import probes
 from fedretain.config import make_experiment
 from fedretain.config.settings import ForgettingSettings
 from fedretain.data import Dataset, from_arrays
@@ -203,6 +204,44 @@ def test_every_batch_is_normalised_once_for_all_models(measure: str, monkeypatch
     MEASURES[measure](moment)
     assert len(calls) == -(-sizes[measure] // 7)
     assert sum(calls) == sizes[measure]
+
+
+@pytest.mark.parametrize("measure", ["classes", "loss_increase"])
+@pytest.mark.parametrize("held", [1, 2, 4, 100])
+def test_models_look_at_a_batch_in_stacks(measure: str, held: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The global model, four local ones and, for ``classes``, the new one: all of them, or as many as fit at once.
+
+    A model of 4·5 + 5 + 5·3 + 3 = 43 parameters takes 344 bytes in float64.
+    """
+    moment = moment_of(100)
+    expected = MEASURES[measure](moment)
+    monkeypatch.setattr("fedretain.probes.STACKED", held * 344)
+    calls: list[int] = []
+    forward = probes.forward
+    monkeypatch.setattr(probes, "forward", lambda *given, **named: (calls.append(1), forward(*given, **named))[1])
+    found = MEASURES[measure](moment)
+    models = 6 if measure == "classes" else 5
+    assert len(calls) == -(-models // held)
+    assert expected is not None
+    assert found is not None
+    for name, values in expected.arrays.items():
+        np.testing.assert_allclose(found.arrays[name], values, rtol=1e-12, err_msg=name)
+
+
+def test_models_with_convolutions_stay_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several at once would be slower on a CPU."""
+    x = np.random.default_rng(0).normal(size=(80, 1, 28, 28)).astype(np.float32)
+    y = np.arange(80) % 3
+    calls: list[int] = []
+    forward = probes.forward
+    world = build_world(
+        make_experiment({"model": "lenet", "partition": {"clients": 4}, "rounds": 1}), from_arrays(x, y, x[:9], y[:9])
+    )
+    params = {name: value.detach() for name, value in world.model.named_parameters()}
+    monkeypatch.setattr(probes, "forward", lambda *given, **named: (calls.append(1), forward(*given, **named))[1])
+    right = probes._of_each(world, [(params, {})] * 3, probes._test_examples(world, 9), probes._is_right)
+    assert right.shape == (3, 9)
+    assert len(calls) == 3
 
 
 def moment_of(batch_size: int, earlier: list[np.ndarray] = EARLIER, **keys: Any) -> Moment:

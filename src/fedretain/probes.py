@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.func import vmap
 
 from fedretain.engines.engine import Uploads, World, forward, own_of
 from fedretain.engines.loop import LoopTask
@@ -28,11 +29,13 @@ from fedretain.methods import Batch, FedReg, Method, Received
 from fedretain.methods.chain import parts
 from fedretain.methods.fisher import fisher_diagonal
 from fedretain.server import ServerState
-from fedretain.tensors import Tensors, add_scaled, zeros_like
+from fedretain.tensors import Tensors, add_scaled, size_in_bytes, zeros_like
 
 Model = tuple[Tensors, Tensors]
 """Parameters and buffers."""
 
+STACKED = 2**24
+"""Bytes of models that look at a batch together."""
 EARLIER_ROUNDS = 10
 """How many rounds before the measured one still count as previous data (fedreg-paper B.3)."""
 
@@ -312,13 +315,46 @@ def _of_each(
 ) -> np.ndarray:
     """``look(logits, labels)`` of every example under every model [models, examples].
 
-    Batch by batch, then model by model: every batch is gathered and normalised once, whatever the number of models.
+    Batch by batch, then stack by stack of models: every batch is gathered and normalised once, whatever the number of
+    models.
     """
+    stacks = _stacked(models)
     seen = [
-        torch.stack([look(_logits(world, params, buffers, inputs), labels) for params, buffers in models])
+        torch.cat([look(_logits_of_all(world, *stack, inputs), labels) for stack in stacks])
         for inputs, labels in batches
     ]
     return torch.cat(seen, dim=1).cpu().numpy() if seen else np.empty((len(models), 0))
+
+
+def _stacked(models: Sequence[Model]) -> list[Model]:
+    """Models side by side, with a leading axis, as many as ``STACKED`` bytes hold.
+
+    Convolutions of several models at once are slower than one after the other: such models stay alone.
+    """
+    params, _ = models[0]
+    convolves = any(value.dim() > 2 for value in params.values())
+    together = 1 if convolves else max(1, STACKED // max(1, size_in_bytes(params)))
+    return [
+        (_beside([params for params, _ in some]), _beside([buffers for _, buffers in some]))
+        for some in (models[start : start + together] for start in range(0, len(models), together))
+    ]
+
+
+def _beside(parts: Sequence[Tensors]) -> Tensors:
+    if len(parts) == 1:
+        return {name: value[None] for name, value in parts[0].items()}
+    return {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
+
+
+def _logits_of_all(world: World, params: Tensors, buffers: Tensors, inputs: Tensor) -> Tensor:
+    """[models, examples, classes]."""
+    if len(next(iter(params.values()))) == 1:
+        alone, its_buffers = ({name: value[0] for name, value in part.items()} for part in (params, buffers))
+        return _logits(world, alone, its_buffers, inputs)[None]
+    with torch.no_grad():
+        every = vmap(lambda params, buffers: forward(world, params, buffers, inputs, training=False))
+        logits: Tensor = every(params, buffers)
+        return logits
 
 
 def _examples(world: World, numbers: np.ndarray, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -341,7 +377,8 @@ def _is_right(logits: Tensor, labels: Tensor) -> Tensor:
 
 def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Plain softmax, whatever the training loss."""
-    return torch.nn.functional.cross_entropy(logits.double(), labels, reduction="none")
+    flat, every = logits.double().flatten(0, 1), labels.repeat(len(logits))
+    return torch.nn.functional.cross_entropy(flat, every, reduction="none").reshape(logits.shape[:2])
 
 
 def _flat(tensors: Tensors) -> np.ndarray:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedretain.config import make_experiment
 from fedretain.engines import LoopEngine, vectorised
+from fedretain.engines.stack import Stack
 from fedretain.engines.sums import Sums
 from fedretain.engines.vectorised import VectorisedEngine
 from fedretain.errors import TrainingError
@@ -429,3 +430,33 @@ def test_batch_norm_on_a_single_example(engine: Any, trained: Trained) -> None:
     given = settings(model={"name": f"{__name__}:BatchNormed"}, local={"epochs": 1, "batch_size": 5})
     with pytest.raises(TrainingError, match=r"batch norm needs more than a batch of one example: set local.drop_last"):
         trained(engine, given)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"method": "scaffold"},
+        {"method": {"name": "fedreg", "gamma": 0.4, "eta_s": 0.01, "ascent_steps": 1}},
+        {"local": {"momentum": 0.9}},
+        {"local": {"optimizer": "adam", "lr": 0.01}},
+        {"local": {"augment": "crop_flip"}},
+        {
+            "model": {"name": "resnet18", "width": 4},
+            "local": {"batch_size": 3, "epochs": 1, "lr": 0.01, "drop_last": True},
+        },
+    ],
+    ids=str,
+)
+def test_clients_that_are_done_drop_out(
+    trained: Callable[..., Ended], changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twenty clients of 4 to some 60 examples: the stack gets smaller as they end, and nobody's numbers change."""
+    seen: list[list[int]] = []
+    widths = Stack.widths
+    monkeypatch.setattr(Stack, "widths", lambda stack: (seen.append(widths(stack)), seen[-1])[1])
+    partition = {"clients": 22, "alpha": 0.5, "minimum": 4}
+    given = settings(**{"participation": 20, "partition": partition, **changes})
+    data = dataset(400, (2, 16, 16))
+    assert_agree(trained(VectorisedEngine, given, data), trained(LoopEngine, given, data))
+    assert any(20 in steps and 8 in steps for steps in seen), "no stack got smaller"

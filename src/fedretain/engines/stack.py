@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -85,28 +86,48 @@ class Stack(NamedTuple):
             raw = crop_flip(raw.flatten(0, 1), self.draws[step].flatten(0, 1)).reshape(raw.shape)
         return Batch(federation.normalise(raw), federation.labels[chosen], weights)
 
+    def widths(self) -> list[int]:
+        """How many clients take part in each step: the first ones, as long as those with fewer steps stand behind.
+
+        All of them where their steps are the same; else the next power of two from 8 on, for few different shapes.
+        """
+        steps, count = self.plan.steps, len(self.members)
+        if (steps == steps[0]).all() or (np.diff(steps) > 0).any():
+            return [count] * len(self.rows)
+        busy = (self.plan.lengths > 0).sum(1).tolist()
+        return [min(count, max(8, 1 << (clients - 1).bit_length())) for clients in busy]
+
     def batches(self, dataset: Tensor | None = None) -> Iterator[Batch]:
-        """The batches of all steps, several fetched at once where they are small.
+        """The batches of all steps, several fetched at once where they are small, each of its step's clients alone.
 
         ``dataset`` holds all examples as the model sees them, where somebody keeps them so.
         """
         gathered = self.own.data.inputs is not self.own.data.labels
         if self.draws is not None or not (gathered or dataset is not None):
-            yield from map(self.batch, range(len(self.rows)))
+            for step, clients in enumerate(self.widths()):
+                inputs, all_labels, weights = self.batch(step)
+                yield Batch(inputs[:clients], all_labels[:clients], None if weights is None else weights[:clients])
             return
         held, rows = self.own.data.inputs.flatten(0, 1), self.rows
         if dataset is not None:
             held, rows = dataset, self.numbers.flatten()[rows]
         labels = self.own.data.labels.flatten()
-        steps, clients, width = rows.shape
-        step_bytes = clients * width * held[0].numel() * held.element_size()
-        at_once = max(1, FETCHED // step_bytes)
-        for start in range(0, steps, at_once):
-            here = rows[start : start + at_once].flatten()
-            inputs = held.index_select(0, here).reshape(-1, clients, width, *held.shape[1:])
-            fetched = zip(inputs.unbind(), labels[self.rows[start : start + at_once]].unbind(), strict=True)
+        start = 0
+        for clients, run in groupby(self.widths()):
+            end = start + sum(1 for _ in run)
+            yield from self._fetched(held, rows, labels, range(start, end), clients)
+            start = end
+
+    def _fetched(self, held: Tensor, rows: Tensor, labels: Tensor, steps: range, clients: int) -> Iterator[Batch]:
+        """The batches of some steps, for the first so many clients."""
+        width = rows.shape[2]
+        at_once = max(1, FETCHED // (clients * width * held[0].numel() * held.element_size()))
+        for start in range(steps.start, steps.stop, at_once):
+            here = slice(start, min(start + at_once, steps.stop))
+            inputs = held.index_select(0, rows[here, :clients].flatten()).reshape(-1, clients, width, *held.shape[1:])
+            fetched = zip(inputs.unbind(), labels[self.rows[here, :clients]].unbind(), strict=True)
             for step, (some_inputs, some_labels) in enumerate(fetched, start):
-                yield Batch(some_inputs, some_labels, None if self.full[step] else self.real[step])
+                yield Batch(some_inputs, some_labels, None if self.full[step] else self.real[step, :clients])
 
     rows: Tensor
     """[steps, clients, batch]: positions in the clients' data laid end to end."""

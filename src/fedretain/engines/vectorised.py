@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,6 +39,8 @@ from fedretain.errors import FedretainError, TrainingError
 from fedretain.methods import Batch, Own, Received
 from fedretain.tensors import Tensors, all_finite
 
+MOSTLY_IDLE = 8
+"""Clients' places in a stack for each that is used, from which on unlike clients are trained apart."""
 OVERHEAD = 16.0
 """The time of a step's operations before any client's share, in clients; decides how uneven clients are bucketed."""
 
@@ -164,6 +167,8 @@ class VectorisedEngine:
         steps = steps_of(sizes_of(members), self.world.local)
         if (steps == steps[0]).all():
             return [np.arange(len(steps))]
+        if not self.for_capture and int(steps.max()) * len(steps) <= MOSTLY_IDLE * int(steps.sum()):
+            return [np.argsort(-steps, kind="stable")]  # who has done all steps stands behind and drops out
         return in_buckets(steps, lambda clients: OVERHEAD + clients)
 
     def _stacked(self, members: Sequence[Member], round: int) -> Stack:
@@ -181,11 +186,15 @@ class VectorisedEngine:
         For one experiment whose clients train as one stack; where others are asked for, only this time is lost.
         """
         members = [Member(self.world, client, None) for client in clients.tolist()]
-        if self.many or not members or len(members) > (self.room or 0) or len(self._buckets(members)) > 1:
+        if self.many or not members or len(members) > (self.room or 0):
             return
+        bucket, *others = self._buckets(members)
+        if others:
+            return
+        members = [members[at] for at in bucket.tolist()]
         made = stack(members, round, gather=self.gathers and self.data is None)
         batches = list(made.batches(self.data)) if made.draws is None and made.size <= FETCHED else None
-        self.prepared = Prepared(round, clients.tolist(), made, batches)
+        self.prepared = Prepared(round, [member.client for member in members], made, batches)
 
     def _received(self, received: Sequence[Received], clients: Stack) -> Received:
         """What the clients received: one copy for everybody, or each what its own experiment sent."""
@@ -286,35 +295,52 @@ class VectorisedEngine:
 
     def _steps(self, each: Each, clients: Stack, carry: Carry) -> tuple[Carry, Tensor]:
         """All local steps; the losses [steps, clients], 0 where a client has done all its steps."""
-        own, round = each.own, each.received.round
+        round, widths = each.received.round, clients.widths()
         total, count = clients.plan.lengths.shape
         indices, rates = self._indices(total), self._rates_of_steps(each, clients)
         idle = [self.many or some for some in (clients.plan.lengths == 0).any(1).tolist()]
-        leaves, fixed = [leaf for part in carry for leaf in part.values()], self._fixed(each)
-        fixed_leaves = leaves_of(fixed)
+        whole, fixed = [leaf for part in carry for leaf in part.values()], self._fixed(each)
+        leaves, begun = whole, []
         history = []
-        found: dict[Any, Recording] = {}
         current: Recording | None = None
-        begun: list[Any] = []
         batches, self.batches = self.batches, None
         for step, batch in enumerate(clients.batches(self.data) if batches is None else batches):
-            moving = (batch, Moving(indices[step], rates[step]))
+            if step and widths[step] < widths[step - 1]:
+                leaves, current = _written(leaves, whole), None
+            if current is None:
+                found: dict[Any, Recording] = {}
+                whole = whole if step == 0 else leaves
+                leaves = [leaf[: widths[step]] for leaf in leaves]
+                shown = self._first(fixed, widths[step])
+                shown_leaves = leaves_of(shown)
+            rate = rates[step] if rates[step].dim() == 0 else rates[step][: widths[step]]
+            moving = (batch, Moving(indices[step], rate))
             kind = (idle[step], batch.weights is None)
             recording = found.get(kind)
             if recording is None:
-                key = (count, batch.inputs.shape, *kind, own.data.weights is None, own.data.labels.shape)
+                data = shown[1].data
+                key = (batch.inputs.shape, *kind, data.weights is None, data.labels.shape)
                 recording = self.recordings.get(key)
                 if recording is None or not recording.serves(round):
-                    recording = self._record(carry_of(leaves, carry), moving, fixed, round, idle[step])
+                    recording = self._record(carry_of(leaves, carry), moving, shown, round, idle[step])
                     self.recordings[key] = recording
                 found[kind] = recording
             if recording is not current:
                 leaves = [laid(leaf, turned=at in recording.transposed) for at, leaf in enumerate(leaves)]
-                current, begun = recording, recording.begin(leaves, fixed_leaves)
+                current, begun = recording, recording.begin(leaves, shown_leaves)
                 self.transposed = {name for at, name in enumerate(carry.params) if at in recording.transposed}
             leaves, losses = recording.step(leaves, (*batch, *moving[1]), begun)
             history.append(losses)
+        leaves = _written(leaves, whole)
+        if widths[-1] < count:
+            history = [torch.nn.functional.pad(losses, (0, count - len(losses))) for losses in history]
         return carry_of(leaves, carry), torch.stack(history)
+
+    def _first(self, fixed: tuple[Any, ...], count: int) -> tuple[Any, ...]:
+        """Of what a step reads, the part of the first so many clients."""
+        shared, own, numbers = fixed
+        cut = partial(tree_map, lambda leaf: leaf[:count] if isinstance(leaf, Tensor) else leaf)
+        return cut(shared) if self.many else shared, cut(own), cut(numbers)
 
     def _indices(self, total: int) -> Sequence[Tensor]:
         """The numbers of the steps."""
@@ -340,7 +366,7 @@ class VectorisedEngine:
         frozen = any(self.world.method.freezes(name) for name in received.params)
         server = received.server if hooks else {}
         params = received.params if hooks or frozen else {}
-        data = own.data if hooks else Batch(own.data.labels, own.data.labels)
+        data = own.data if hooks else Batch(own.data.labels[:, :1], own.data.labels[:, :1])
         return (params, received.buffers if hooks else {}, server), own._replace(data=data), each.numbers
 
     def _record(self, carry: Carry, moving: Any, fixed: Any, round: int, idle: bool) -> Recording:
@@ -419,6 +445,16 @@ class Each(NamedTuple):
 def _dims(tree: Any) -> Any:
     """The leading axis of every tensor; None stays None."""
     return tree_map(lambda leaf: 0 if isinstance(leaf, Tensor) else None, tree)
+
+
+def _written(part: Sequence[Tensor], whole: Sequence[Tensor]) -> list[Tensor]:
+    """The values of all clients, those of the first ones written over where they have other memory."""
+    if part and len(part[0]) == len(whole[0]):
+        return list(part)
+    for new, old in zip(part, whole, strict=True):
+        if new.data_ptr() != old.data_ptr():
+            old[: len(new)] = new
+    return list(whole)
 
 
 def _repeat(value: Tensor, count: int) -> Tensor:

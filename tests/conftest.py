@@ -17,6 +17,12 @@ def _few_threads() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture
+def without_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Convolutions on a GPU without TF32, whose three digits would hide a wrong one."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Tests never touch the user's cache of decoded images."""

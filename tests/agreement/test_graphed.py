@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from fedretain.engines.loop import LoopEngine
 from fedretain.errors import ConfigError
 from fedretain.experiment import build_world
 
+pytestmark = pytest.mark.usefixtures("without_tf32")
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 TOLERANCE = 2e-4
 """Float32 with other orders of summation, over two rounds of some ten steps."""
@@ -42,15 +43,6 @@ def settings(**changes: Any) -> dict[str, Any]:
 def images(side: int) -> fedretain.Dataset:
     """Random images whose class can be read off their mean."""
     return dataset(shape=(2, side, side))
-
-
-@pytest.fixture(autouse=True)
-def _exact() -> Iterator[None]:
-    """Convolutions without TF32, whose three digits would hide a wrong one."""
-    before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
-    yield
-    torch.backends.cudnn.allow_tf32 = before
 
 
 def agree(trained: Callable[..., Any], given: dict[str, Any], side: int = 8, **options: Any) -> None:

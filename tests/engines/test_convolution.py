@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
@@ -13,6 +11,7 @@ from fedretain.engines import convolution
 from fedretain.engines.convolution import convolve, fastest, input_gradient, weight_gradient
 from fedretain.engines.folding import few, folded_convolve, folded_weight_gradient
 
+pytestmark = pytest.mark.usefixtures("without_tf32")
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 CLIENTS, BATCH = 3, 5
 CASES = [
@@ -26,15 +25,6 @@ CASES = [
     (128, 256, 4, 3, 1, 1),
     (20, 8, 6, 3, 2, 1),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _exact() -> Iterator[None]:
-    """Without TF32, whose three digits would hide a wrong one."""
-    before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
-    yield
-    torch.backends.cudnn.allow_tf32 = before
 
 
 def random(*shape: int) -> Tensor:

@@ -10,6 +10,7 @@ import signal
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -92,22 +93,33 @@ def from_mlflow(path: Path, home: Path | None = None) -> Series:
     return found
 
 
-def wandb_records(path: Path) -> Iterator[Any]:
-    """The records of the only offline run: LevelDB's log format, blocks of 32 KiB after seven bytes of header.
+def wandb_records(path: Path) -> list[Any]:
+    """The records of the only offline run, all of them: W&B's service may write the last ones after ``finish``."""
+    deadline = time.monotonic() + 10
+    while True:
+        (file,) = path.glob("wandb/offline-run-*/run-*.wandb")
+        records = list(log_records(file.read_bytes()))
+        if (records and records[-1].HasField("exit")) or time.monotonic() > deadline:
+            return records
+        time.sleep(0.05)
+
+
+def log_records(data: bytes) -> Iterator[Any]:
+    """LevelDB's log format, blocks of 32 KiB after seven bytes of header.
 
     A record is one piece (type 1), or first, middle and last pieces (2, 3, 4), each behind checksum, length and type.
     """
     from wandb.proto.wandb_internal_pb2 import Record
 
-    (file,) = path.glob("wandb/offline-run-*/run-*.wandb")
-    data = file.read_bytes()
-    assert data[:4] == b":W&B"
+    assert b":W&B".startswith(data[:4])
     place, whole = 7, b""
     while place + 7 <= len(data):
         if (left := 32768 - place % 32768) < 7:
             place += left
             continue
         _, size, kind = struct.unpack("<IHB", data[place : place + 7])
+        if place + 7 + size > len(data):
+            return
         whole += data[place + 7 : place + 7 + size]
         place += 7 + size
         if kind in (1, 4):

@@ -14,6 +14,12 @@ import fedretain
 from fedretain.randomness import stream
 
 COHORT = 100
+ENGINES: tuple[tuple[str, dict[str, Any], int], ...] = (
+    ("vectorised", {"name": "vectorised"}, 60),
+    ("workers/vectorised", {"name": "workers", "workers": 2, "inner": "vectorised"}, 60),
+    ("loop", {"name": "loop"}, 4),
+)
+"""Their names, settings, and rounds to be timed."""
 
 
 def between_rounds(given: dict[str, Any], owners: np.ndarray, width: int) -> tuple[float, float]:
@@ -66,11 +72,11 @@ def main() -> None:
     sizes = np.bincount(uneven)
     print(f"W3-tiny-many with clients of {sizes.min()} to {sizes.max()} examples in place of 20")
     for label, owners in (("equal", even), ("uneven", uneven)):
-        for engine, rounds in (("vectorised", 60), ("loop", 4)):
+        for name, engine, rounds in ENGINES:
             local = {"epochs": 5, "batch_size": 10}
             given = {"rounds": rounds, "model": {"name": "mlp", "hidden": [64]}, "local": local, "engine": engine}
             _, later = between_rounds(given, owners, 64)
-            print(f"  {label:6} {engine:10} {1000 * later:7.1f} ms a round", flush=True)
+            print(f"  {label:6} {name:18} {1000 * later:7.1f} ms a round", flush=True)
 
 
 if __name__ == "__main__":

@@ -113,3 +113,10 @@ def test_doctor_finds_the_core() -> None:
     assert findings["torch"].good
     assert findings["cpu"].good
     assert {"hub", "mnist", "cache"} <= findings.keys()
+
+
+def test_doctor_looks_for_a_c_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler")
+    (finding,) = [f for f in fedretain.doctor() if f.name == "c compiler"]
+    assert not finding.good
+    assert "set CC" in finding.detail

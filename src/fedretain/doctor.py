@@ -12,6 +12,7 @@ import torch
 
 from fedretain.data.cache import cache_folder
 from fedretain.data.sources import DATASETS, locate
+from fedretain.engines.native import compiler
 from fedretain.runs.environment import package_versions
 from fedretain.version import __version__
 
@@ -43,6 +44,9 @@ def doctor() -> list[Finding]:
     findings.append(
         Finding("devices", "cpu", True, f"{os.cpu_count()} cores, {torch.get_num_threads()} PyTorch threads")
     )
+    command = compiler()
+    detail = " ".join(command) if command else "none: set CC; pooling and small convolutions are slower on the CPU"
+    findings.append(Finding("devices", "c compiler", command is not None, detail))
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             memory = torch.cuda.get_device_properties(index).total_memory / 2**30

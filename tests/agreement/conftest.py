@@ -32,6 +32,18 @@ def dataset(examples: int = 96, shape: tuple[int, int, int] = IMAGES) -> fedreta
     return fedretain.from_arrays(inputs, labels, inputs[:16], labels[:16])
 
 
+BY_OWNER = {"kind": "by_column", "column": "owner", "validation": 0.0}
+
+
+def owned(sizes: list[int], shape: tuple[int, int, int] = IMAGES) -> fedretain.Dataset:
+    """The same, held by clients of these sizes where the partition is ``BY_OWNER``."""
+    data = dataset(sum(sizes), shape)
+    train, test = data.train, data.test
+    owners = np.repeat(np.arange(len(sizes)), sizes)
+    columns = {"owner": (owners, owners[: len(test.labels)])}
+    return fedretain.from_arrays(train.inputs, train.labels, test.inputs, test.labels, columns=columns)
+
+
 def settings(**changes: Any) -> dict[str, Any]:
     """Uneven clients (Dirichlet by class), batches with a partial last one, float64."""
     given: dict[str, Any] = {

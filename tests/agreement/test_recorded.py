@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedretain.config import make_experiment
 from fedretain.engines import LoopEngine
-from fedretain.engines.recorded import RecordedEngine, recordable, sharing_recordings
+from fedretain.engines.recorded import RecordedEngine, engines_for_all, recordable
 from fedretain.experiment import build_world
 from fedretain.methods import Method, Own, Received
 from fedretain.tensors import Tensors
@@ -156,7 +156,7 @@ def test_experiments_share_the_recordings_of_like_steps(trained: Trained) -> Non
         {"model": {"name": "mlp", "hidden": [5]}},
     ]
     given = [settings(**{**change, "local": {**FULL, **change.get("local", {})}}) for change in changes]
-    engines = sharing_recordings([build_world(make_experiment(one), dataset()) for one in given])
+    engines = engines_for_all([build_world(make_experiment(one), dataset()) for one in given], exact=True)
     assert [[a.recordings is b.recordings for b in engines].index(True) for a in engines] == [0, 0, 2, 3, 4, 5, 6]
     assert engines[1].world.seed == 1
     trained(lambda world: replace(engines[0], world=world), given[0])

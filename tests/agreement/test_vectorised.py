@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.agreement.conftest import Ended, assert_agree, dataset, settings
+from tests.agreement.conftest import BY_OWNER, Ended, assert_agree, dataset, owned, settings
 from torch import Tensor
 
 from fedretain.config import make_experiment
 from fedretain.engines import LoopEngine, vectorised
 from fedretain.engines.stack import Stack
+from fedretain.engines.steps import LocalSteps
 from fedretain.engines.sums import Sums
 from fedretain.engines.vectorised import VectorisedEngine
 from fedretain.errors import TrainingError
@@ -261,17 +262,19 @@ class Fading(Method):
 
 
 @pytest.mark.parametrize("where", ["penalty", "direction"])
-def test_a_hook_that_reads_the_round(where: str, trained: Trained) -> None:
+def test_a_hook_that_reads_the_round(where: str, trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
     """A recorded step must not keep the number of the round that it was recorded in; once a round is enough."""
     given = settings(rounds=3, method=Fading(where), local={"epochs": 4, "batch_size": 100})
     recordings: list[int] = []
 
-    class Counting(VectorisedEngine):
-        def _record(self, *arguments: Any) -> Any:
-            recordings.append(arguments[3])
-            return super()._record(*arguments)
+    record = LocalSteps.record
 
-    loop, vectorised = trained(LoopEngine, given), trained(Counting, given)
+    def counted(steps: LocalSteps, *arguments: Any, **options: Any) -> Any:
+        recordings.append(arguments[3])
+        return record(steps, *arguments, **options)
+
+    monkeypatch.setattr(LocalSteps, "record", counted)
+    loop, vectorised = trained(LoopEngine, given), trained(VectorisedEngine, given)
     assert_agree(loop, vectorised)
     assert sorted(set(recordings)) == [1, 2, 3]
     assert len(recordings) <= 6
@@ -318,6 +321,23 @@ class OwnStep(Method):
 
 def test_a_step_of_its_own_counts_only_while_the_client_trains(trained: Trained) -> None:
     assert_agree(*both(trained, settings(method=OwnStep(), local={"epochs": 1})))
+
+
+@dataclass(frozen=True)
+class BreaksAfterwards(OwnStep):
+    """A step that makes no numbers any more once a client has done all of its own."""
+
+    def step(
+        self, params: Tensors, batch: Batch, index: int, received: Received, own: Own, task: Task
+    ) -> tuple[Tensors, Tensor]:
+        new, loss = super().step(params, batch, index, received, own, task)
+        over = torch.as_tensor(index) >= own.steps
+        return {name: torch.where(over, torch.nan, value) for name, value in new.items()}, loss
+
+
+def test_what_is_computed_at_the_place_of_a_client_that_is_done_is_nobodys(trained: Trained) -> None:
+    """Clients of 23, 9, 17, 6, 16 and 19 examples in batches of 5 take 5, 2, 4, 2, 4 and 4 steps as one stack."""
+    assert_agree(*both(trained, settings(method=BreaksAfterwards(), local={"epochs": 1})))
 
 
 def test_single_precision(trained: Trained) -> None:
@@ -438,7 +458,9 @@ def test_batch_norm_on_a_single_example(engine: Any, trained: Trained) -> None:
         {},
         {"method": "scaffold"},
         {"method": {"name": "fedreg", "gamma": 0.4, "eta_s": 0.01, "ascent_steps": 1}},
+        {"method": {"name": "fedwavg", "alpha": 0.5, "period": 2, "freeze_classifier": True}},
         {"local": {"momentum": 0.9}},
+        {"local": {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01}},
         {"local": {"optimizer": "adam", "lr": 0.01}},
         {"local": {"augment": "crop_flip"}},
         {
@@ -460,3 +482,24 @@ def test_clients_that_are_done_drop_out(
     data = dataset(400, (2, 16, 16))
     assert_agree(trained(VectorisedEngine, given, data), trained(LoopEngine, given, data))
     assert any(20 in steps and 8 in steps for steps in seen), "no stack got smaller"
+
+
+def test_steps_of_all_widths_are_recorded_alike(trained: Trained) -> None:
+    """Who takes part in a step must not decide how its weights lie: every change of width would turn them around.
+
+    Twenty clients of 5 to 60 examples, first layer 72 × 24: recorded for 20 of them, and with padding for 16 and 8.
+    """
+    engines: list[VectorisedEngine] = []
+
+    def build(world: Any) -> VectorisedEngine:
+        engines.append(VectorisedEngine(world))
+        return engines[0]
+
+    given = settings(participation=20, model={"name": "mlp", "hidden": [24]}, precision="float32")
+    given["partition"] = BY_OWNER
+    data = owned([60] * 5 + [35] * 6 + [5] * 9, (2, 6, 6))
+    assert_agree(trained(LoopEngine, given, data), trained(build, given, data), 1e-4)
+    recordings = engines[0].steps.recordings
+    kinds = sorted((shape[0], full) for shape, full, *_ in recordings)
+    assert kinds == [(8, False), (16, False), (20, True)]
+    assert {recording.transposed for recording in recordings.values()} == {frozenset({0})}

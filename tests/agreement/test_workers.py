@@ -22,9 +22,9 @@ from tests.agreement.conftest import Ended, assert_agree, dataset, settings
 from fedretain.config import make_experiment
 from fedretain.engines import LoopEngine, World
 from fedretain.engines.processes import can_copy_this_process
-from fedretain.engines.stack import Work
+from fedretain.engines.stack import Prepared, Work
 from fedretain.engines.vectorised import VectorisedEngine
-from fedretain.engines.workers import WorkersEngine
+from fedretain.engines.workers import Worker, WorkersEngine
 from fedretain.errors import ConfigError, TrainingError
 from fedretain.experiment import build_world
 from fedretain.methods import Method, Own, Received
@@ -70,6 +70,61 @@ def test_stacks_in_workers(trained: Trained, engines: list[WorkersEngine]) -> No
     assert_agree(trained(LoopEngine, given), trained(with_workers(engines, 2, "vectorised"), given))
 
 
+@pytest.mark.parametrize(
+    ("method", "local"),
+    [
+        ("fedavg", {}),
+        (STATEFUL, {"momentum": 0.9, "weight_decay": 0.01}),
+        ({"name": "fedprox", "mu": 0.3}, {"optimizer": "adam", "lr": 0.01}),
+    ],
+    ids=["fedavg", "states", "fedprox and Adam"],
+)
+def test_own_kernels_in_workers(
+    method: Any, local: dict[str, Any], trained: Trained, engines: list[WorkersEngine]
+) -> None:
+    """LeNet on 16 × 16 pixels: uneven clients, partial batches, convolutions and poolings of our own."""
+    given = settings(model="lenet", method=method, loss="wsm", local={"epochs": 1, **local})
+    data = dataset(96, (2, 16, 16))
+    assert_agree(trained(LoopEngine, given, data), trained(with_workers(engines, 2, "native"), given, data))
+
+
+def test_uneven_stacks_in_workers_are_made_ahead(
+    trained: Trained, engines: list[WorkersEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twenty of 22 clients of 4 to some 60 examples a round: this process trains the stack that it made ahead.
+
+    Shares keep their size from round to round, and those with most steps are the other process's.
+    """
+    prepared: list[bool] = []
+    fits = Prepared.fits
+    monkeypatch.setattr(Prepared, "fits", lambda *given: (prepared.append(fits(*given)), prepared[-1])[1])
+    partition = {"clients": 22, "alpha": 0.5, "minimum": 4}
+    given = settings(rounds=4, participation=20, partition=partition, method=STATEFUL)
+    data = dataset(400)
+    assert_agree(
+        trained(LoopEngine, given, data), trained(with_workers(engines, 2, "vectorised"), given, data), tolerance=1e-9
+    )
+    assert prepared == [True] * 3
+    assert len(engines[0].cuts) == 1
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4])
+def test_every_process_gets_a_share(
+    workers: int, trained: Trained, engines: list[WorkersEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many shares as processes, the last of them for this one."""
+    given_to: list[int] = []
+    order = Worker.order
+
+    def noted(self: Worker, *given: Any, **named: Any) -> None:
+        given_to.append(engines[-1].pool.workers.index(self))
+        order(self, *given, **named)
+
+    monkeypatch.setattr(Worker, "order", noted)
+    trained(with_workers(engines, workers, "vectorised"), settings(rounds=1, participation=6))
+    assert given_to == list(range(workers - 1))
+
+
 def rounds_of(engine: Any, worlds: list[World], cohorts: list[np.ndarray]) -> list[dict[int, Tensors]]:
     """The changes of every client of every experiment in a first round."""
     works = [
@@ -91,7 +146,7 @@ def rounds_of(engine: Any, worlds: list[World], cohorts: list[np.ndarray]) -> li
     return found
 
 
-@pytest.mark.parametrize("inner", ["loop", "vectorised"])
+@pytest.mark.parametrize("inner", ["loop", "native", "vectorised"])
 def test_several_experiments_at_once(inner: str, engines: list[WorkersEngine]) -> None:
     """Other seeds, rates, losses, and cohorts of different lengths; each as if it were alone."""
     changes: list[dict[str, Any]] = [
@@ -159,7 +214,7 @@ STARTED = """
     from fedretain.config import make_experiment
     from fedretain.engines import LoopEngine
     from fedretain.engines.processes import Copy
-    from fedretain.engines.workers import WorkersEngine
+    from fedretain.engines.workers import Worker, WorkersEngine
     from fedretain.experiment import build_world
     from fedretain.methods import Received
 
@@ -283,7 +338,7 @@ ORPHANS = """
     import sys, time
     import numpy as np
     from fedretain.config import make_experiment
-    from fedretain.engines.workers import WorkersEngine
+    from fedretain.engines.workers import Worker, WorkersEngine
     from fedretain.experiment import build_world
     from fedretain.methods import Received
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fedretain.engines.rewriting import simplify, use_memory_again
+from fedretain.engines.rewriting import fold_constants, simplify, use_memory_again
 from fedretain.randomness import stream
 
 aten = torch.ops.aten
@@ -45,6 +45,25 @@ def test_what_does_nothing_is_dropped(function: Callable[[Tensor], Tensor], left
     x = numbers(2, 3, 5)
     module, before, after = traced(function, x)
     assert after == left <= before
+    assert torch.equal(module(x), function(x))
+
+
+@pytest.mark.parametrize(
+    ("function", "left"),
+    [
+        (lambda x: aten.mul.Tensor(aten.ones_like.default(x), x) + 1, 1),
+        (lambda x: aten.mul.Tensor(x, aten.expand.default(aten.ones.default([3, 1]), [2, 3, 5])) + 1, 1),
+        (lambda x: aten.mul.Tensor(x, aten.zeros_like.default(x)) + 1, 2),
+        (lambda x: aten.mul.Tensor(aten.ones.default([4, 2, 3, 5]), x) + 1, 2),
+    ],
+)
+def test_a_product_with_ones_is_dropped(function: Callable[[Tensor], Tensor], left: int) -> None:
+    """Unless they give it another shape."""
+    x = numbers(2, 3, 5)
+    module = make_fx(function)(x)
+    fold_constants(module)
+    module.recompile()
+    assert sum(node.op == "call_function" for node in module.graph.nodes) == left
     assert torch.equal(module(x), function(x))
 
 

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.agreement.conftest import dataset, settings
+from tests.agreement.conftest import BY_OWNER, dataset, owned, settings
 
 from fedretain.config import make_experiment
 from fedretain.engines.schedule import local_batches
-from fedretain.engines.stack import Member, in_buckets, kept_states, normalised, per_example_state, roomy, stack
+from fedretain.engines.stack import (
+    OVERHEAD,
+    Member,
+    in_buckets,
+    kept_states,
+    like_costs,
+    normalised,
+    per_example_state,
+    roomy,
+    stack,
+)
 from fedretain.experiment import build_world
 from fedretain.methods import FedAvg, FedWAvg, Method, Own, Scaffold, chain
 from fedretain.tensors import Tensors
@@ -54,6 +64,31 @@ def test_one_long_client_does_not_hold_up_the_others() -> None:
 def test_like_clients_stay_together_and_in_order() -> None:
     (bucket,) = in_buckets(np.full(9, 5), lambda clients: 16 + clients)
     assert bucket.tolist() == list(range(9))
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=8), st.integers(1, 4))
+def test_no_other_cuts_make_the_dearest_share_cheaper(steps: list[int], parts: int) -> None:
+    """All ways to cut the clients, most steps first, into so many shares or fewer are tried."""
+    taken = -np.sort(-np.array(steps))
+
+    def dearest(cuts: list[int]) -> float:
+        return max(float(part.sum() + OVERHEAD * part[0]) for part in np.split(taken, cuts))
+
+    cuts = like_costs(taken, parts)
+    assert len(cuts) < parts
+    others = [list(at) for n in range(min(parts, len(steps))) for at in combinations(range(1, len(steps)), n)]
+    assert dearest(cuts) <= min(dearest(at) for at in others) + 1
+
+
+def test_few_clients_of_many_steps_are_a_share() -> None:
+    """Three clients of 40 steps cost 3·40 + 16·40 = 760; forty of 10 cost 40·10 + 16·10 = 560, and 24 more of them 800.
+
+    In turns, half of each kind, either share would cost 60 + 320 + 640 = 1020.
+    """
+    steps = np.array([40] * 3 + [10] * 64)
+    (cut,) = like_costs(steps, 2)
+    assert 3 <= cut <= 6
+    assert like_costs(np.full(10, 5), 1) == []
 
 
 @dataclass(frozen=True)
@@ -140,6 +175,28 @@ def test_batches_of_all_steps_are_those_of_single_steps(whole: bool) -> None:
     for step, batch in enumerate(batches):
         for one, other in zip(batch, stacked.batch(step), strict=True):
             assert one is other is None or torch.equal(one, other)
+
+
+def widths_of(sizes: list[int], epochs: int = 1) -> list[int]:
+    """The widths of a stack of clients with so many examples, in batches of five."""
+    given = settings(participation=len(sizes), local={"epochs": epochs}) | {"partition": BY_OWNER}
+    world = build_world(make_experiment(given), owned(sizes))
+    return stack([Member(world, client, None) for client in range(len(sizes))], 1).widths()
+
+
+def test_a_stack_gets_smaller_by_eighths_and_then_by_halves() -> None:
+    """64 clients have three steps, 33 of them one more, then 31, 16, 5 and 1.
+
+    The stack is 128 / 8 = 16 clients wide or a multiple of it; 5 and 1 go to the next power of two from 8 on.
+    """
+    left = [64, 64, 64, 33, 31, 16, 5, 1]
+    steps = np.sum(np.arange(64)[:, None] < np.array(left), 1)
+    assert widths_of((5 * steps).tolist()) == [64, 64, 64, 48, 32, 16, 8, 8]
+
+
+def test_a_stack_keeps_its_width_where_clients_are_alike_or_in_another_order() -> None:
+    assert widths_of([10] * 20, epochs=2) == [20] * 4
+    assert widths_of([5] * 19 + [15]) == [20] * 3
 
 
 def test_a_large_or_augmented_dataset_is_not_kept_normalised(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,10 +68,13 @@ def test_a_long_run_is_enough_where_nothing_is_recorded(clock: list[float]) -> N
 
 
 def test_the_first_run_of_a_recording_engine_is_never_enough(clock: list[float]) -> None:
-    """A second of recording, then 0.02 s a step; no longer trial after more than a tenth of a second."""
-    pace, runs = paced(clock, lambda steps, n: 0.02 * steps + (1.0 if n == 0 else 0))
-    assert pace == (0.0, pytest.approx(0.02))
-    assert runs == [2, 2, 2]
+    """A second of recording, in the first run or the second; then 0.03 s a step, 0.12 s in two runs of two steps: more
+    than a tenth of a second, and there is no longer trial.
+    """
+    for recording in (0, 1):
+        pace, runs = paced(clock, lambda steps, n, at=recording: 0.03 * steps + (1.0 if n == at else 0))
+        assert pace == (0.0, pytest.approx(0.03))
+        assert runs == [2, 2, 2]
 
 
 def test_a_hopeless_engine_ends_after_two_runs(clock: list[float]) -> None:

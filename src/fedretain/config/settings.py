@@ -165,7 +165,7 @@ class EngineSettings(Section):
 
     name: Literal["auto", "loop", "workers", "vectorised", "graphed"] = "auto"
     workers: Annotated[int, Field(ge=1)] | None = None
-    inner: Literal["loop", "vectorised"] = "loop"
+    inner: Literal["loop", "native", "vectorised"] = "loop"
     stack: bool = True
     state_memory: Annotated[int, Field(ge=0)] = 2**30
     state_precision: Literal["full", "half"] = "full"

@@ -96,9 +96,8 @@ class FunctionalTask:
         losses = self.losses(self.model(params, buffers, batch, training=True), batch.labels)
         if batch.weights is None:
             return losses.mean()
-        total = batch.weights.sum()
         # A client that has done all its steps sees padding only.
-        return (losses * batch.weights).sum() / torch.where(total > 0, total, torch.ones_like(total))
+        return (losses * (batch.weights / batch.weights.sum().clamp(min=1))).sum()
 
     def gradient(self, params: Tensors, batch: Batch, *, training: bool = True) -> tuple[Tensor, Tensors]:
         """The mean local objective over a batch and its gradient."""

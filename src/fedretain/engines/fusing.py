@@ -185,6 +185,7 @@ _METHODS: dict[Any, str] = {
     aten.gather.default: "gather",
     aten.scatter_add.default: "scatter_add",
     aten.scatter_add_.default: "scatter_add_",
+    aten.clamp.default: "clamp",
     aten.mean.dim: "mean",
     aten.sum.dim_IntList: "sum",
     aten._local_scalar_dense.default: "item",

@@ -23,7 +23,8 @@ from fedretain.engines.engine import Uploads, World
 from fedretain.engines.functional import Carry, Moving
 from fedretain.engines.recording import Recording, RoundWatch, WatchedReceived
 from fedretain.engines.stack import Member, Stack, Work, roomy
-from fedretain.engines.vectorised import Each, VectorisedEngine
+from fedretain.engines.steps import Each
+from fedretain.engines.vectorised import VectorisedEngine
 from fedretain.errors import ConfigError
 from fedretain.methods import Batch, Own, Received
 from fedretain.tensors import Tensors
@@ -100,7 +101,7 @@ class GraphedEngine(VectorisedEngine):
 
     def _replayed(self, each: Each, clients: Stack, carry: Carry) -> tuple[Carry, Tensor]:
         total, count = clients.plan.lengths.shape
-        fixed = self._fixed(each)
+        fixed = self.steps.fixed(each)
         shapes = [leaf.shape if isinstance(leaf, Tensor) else leaf for leaf in tree_flatten(fixed)[0]]
         key = (count, clients.rows.shape[2], roomy(total), tuple(shapes))
         places = self.places.get(key)
@@ -230,7 +231,9 @@ class Places:
         if kind not in self.steps:
             carry = tree_unflatten(self.carry, self.carry_spec)
             fixed = tree_unflatten(self.fixed, self.fixed_spec)
-            recording = self.engine._record(carry, self.moving(kind), fixed, round, kind[1])
+            recording = self.engine.steps.record(
+                carry, self.moving(kind), fixed, round, own_rates=kind[1], idle=kind[1], for_capture=True
+            )
             if not recording.reusable:
                 raise NotReusable("it reads the round's number")
             self.steps[kind] = InPlace(recording)

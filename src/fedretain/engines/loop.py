@@ -124,7 +124,7 @@ class LoopEngine:
         if augment == "none":
             for at in positions:
                 chosen = federation.on_device(at)
-                yield Batch(data.inputs[chosen], data.labels[chosen])
+                yield Batch(data.inputs.index_select(0, chosen), data.labels[chosen])
             return
         rng = stream(self.world.seed, "augment", round, client)
         draws = torch.from_numpy(draw_crop_flip(rng, len(positions), max(len(at) for at in positions)))

@@ -13,6 +13,7 @@ import torch
 
 from fedretain.engines.engine import Engine, World
 from fedretain.engines.loop import LoopEngine, one_thread
+from fedretain.engines.native import available, few_channels
 from fedretain.engines.schedule import local_steps
 from fedretain.engines.shared import travels
 from fedretain.engines.trials import (
@@ -41,8 +42,10 @@ A_TENSOR = 2e-4
 """Seconds of Python and of starting operations in a step, for every parameter tensor: twice what is usual."""
 NOT_WORTH_PLANNING = 2.0
 """Seconds: a run that the loop engine ends sooner starts at once."""
-WORTH_OTHER_BITS, WORTH_SAVING = 1.5, 5.0
+WORTH_OTHER_BITS, WORTH_SAVING = 1.25, 1.0
 """How many times faster, and by how many seconds, an engine must be whose numbers are not the same to the last bit."""
+WORTH_STACKING = 1.5
+"""How many times faster a stack could be at best, for it to be tried."""
 START = {"loop": 0.0, "vectorised": 0.5, "workers": 1.0, "graphed": 5.0}
 """Seconds until an engine's first step: recordings and processes."""
 SAME_BITS = ("loop", "workers/loop")
@@ -166,7 +169,7 @@ def _candidates(trials: Trials, alone: Pace, clients: np.ndarray, steps: np.ndar
 
     ``alone`` is the loop engine's pace.
     """
-    from fedretain.engines.recorded import RecordedEngine
+    from fedretain.engines.recorded import recordable, sharing_recordings
     from fedretain.engines.vectorised import VectorisedEngine
 
     found: dict[str, float] = {}
@@ -192,11 +195,15 @@ def _candidates(trials: Trials, alone: Pace, clients: np.ndarray, steps: np.ndar
         return found
     with one_thread(device):
         stack_may_pay = _stack_may_pay(trials, alone, clients)
-        if stack_may_pay:
+        own_kernels = recordable(trials.world) and few_channels(trials.world.model) and _kernels_for(trials.world)
+        if stack_may_pay or own_kernels:
             with attempt():
-                alone = trials.pace("recorded", RecordedEngine, clients[:1])
-        whole = sum(alone.round(n) for n in steps.tolist())
-        found["workers/loop"] = max(whole / min(workers, len(clients)), alone.round(longest))
+                alone = trials.pace("recorded", sharing_recordings(exact=True), clients[:1])
+        found["workers/loop"] = _one_by_one(alone, steps, workers)
+        if own_kernels:
+            with attempt():
+                native = trials.pace("native", sharing_recordings(exact=False), clients[:1])
+                found["workers/native"] = _one_by_one(native, steps, workers)
         share = clients[: -(-len(clients) // workers)]
         if stack_may_pay and len(share) > 1:
             with attempt():
@@ -205,15 +212,25 @@ def _candidates(trials: Trials, alone: Pace, clients: np.ndarray, steps: np.ndar
     return found
 
 
+def _one_by_one(alone: Pace, steps: np.ndarray, workers: int) -> float:
+    """Seconds of a round in which workers train one client after another."""
+    whole = sum(alone.round(n) for n in steps.tolist())
+    return max(whole / min(workers, len(steps)), alone.round(float(steps.max())))
+
+
+def _kernels_for(world: World) -> bool:
+    return available(next(world.model.parameters()).dtype)
+
+
 def _stack_may_pay(trials: Trials, alone: Pace, clients: np.ndarray) -> bool:
     """Whether a stack could be well faster than client after client on one processor.
 
-    It saves at most what a step costs apart from its arithmetic, a: t ÷ (t − a) reaches the 1.5 that other last bits
-    must be worth only where a is a third of the step's t. a is below the time of a step on few examples, and below
+    It saves at most what a step costs apart from its arithmetic, a: t ÷ (t − a) reaches 1.5 only where a is a third of
+    the step's t. a is below the time of a step on few examples, and below
     what the number of parameter tensors allows.
     """
     world, local = trials.world, trials.world.local
-    third = (1 - 1 / WORTH_OTHER_BITS) * alone.step
+    third = (1 - 1 / WORTH_STACKING) * alone.step
     if A_TENSOR * len(list(world.model.parameters())) < third:
         return False
     if local.batch_size <= FEW:
@@ -244,10 +261,10 @@ def _together(worlds: Sequence[World], cohorts: Sequence[int], alone: Plan, work
     from fedretain.engines.vectorised import VectorisedEngine
 
     found: dict[str, float] = {}
-    if alone.name == "workers" and alone.inner == "loop":
+    if alone.name == "workers" and alone.inner != "vectorised":
         # The same processes serve all: started once, and never waiting for the last client of one experiment.
         # A stack was slower for one experiment, so it is for all: its time grows with the clients.
-        return {"workers/loop": len(worlds) * alone.seconds}
+        return {alone.key: len(worlds) * alone.seconds}
     clients = [typical_cohort(world, cohort) for world, cohort in zip(worlds, cohorts, strict=True)]
     longest = max(
         local_steps(int(size), world.local)

@@ -1,9 +1,9 @@
-"""One client after another like the loop engine, to the same bits, with the steps played from a recording."""
+"""One client after another like the loop engine, with the steps played from a recording: to the same bits, or not."""
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,8 +25,12 @@ WORTH_RECORDING = 3
 
 @dataclass(frozen=True)
 class RecordedEngine(LoopEngine):
-    """The loop engine without its Python time, for models without running statistics and ordinary local steps."""
+    """The loop engine without its Python time, for models without running statistics and ordinary local steps.
 
+    ``exact`` recordings give the loop engine's bits; others may sum in another order, where that is faster.
+    """
+
+    exact: bool = True
     recordings: dict[Any, Recording] = field(default_factory=dict)
     seen: dict[Any, int] = field(default_factory=dict)
     model: list[FunctionalModel] = field(default_factory=list)
@@ -77,7 +81,7 @@ class RecordedEngine(LoopEngine):
             received = WatchedReceived.of(fixed[0], round, watch)
             return local_step(self.world, self.model[0], carry, batch, now, received, fixed[1])
 
-        recording = Recording(step, carry, moving, fixed)
+        recording = Recording(step, carry, moving, fixed, exact=self.exact)
         recording.only_round = round if watch.seen else None
         self.recordings[key] = recording
         return recording
@@ -96,7 +100,19 @@ def recordable(world: World) -> bool:
     return not world.method.uses("step") and next(world.model.buffers(), None) is None
 
 
-def sharing_recordings(worlds: Sequence[World]) -> list[RecordedEngine]:
+def sharing_recordings(*, exact: bool) -> Callable[[World], RecordedEngine]:
+    """Makes engines for worlds that differ in nothing that a step sees: what one records the others play."""
+    first: list[RecordedEngine] = []
+
+    def recorded(world: World) -> RecordedEngine:
+        if not first:
+            first.append(RecordedEngine(world, exact))
+        return replace(first[0], world=world)
+
+    return recorded
+
+
+def engines_for_all(worlds: Sequence[World], *, exact: bool) -> list[RecordedEngine]:
     """An engine for each experiment; those whose steps differ in nothing but rate and data play the same recordings."""
     engines: list[RecordedEngine] = []
     found: dict[bytes, RecordedEngine] = {}
@@ -105,8 +121,8 @@ def sharing_recordings(worlds: Sequence[World]) -> list[RecordedEngine]:
         try:
             step = dump_names((world.model, world.loss, world.method, local, world.precision))
         except (pickle.PicklingError, AttributeError, TypeError):
-            engines.append(RecordedEngine(world))
+            engines.append(RecordedEngine(world, exact))
             continue
-        like = found.setdefault(step, RecordedEngine(world))
+        like = found.setdefault(step, RecordedEngine(world, exact))
         engines.append(replace(like, world=world))
     return engines

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fedretain.engines.fusing import call_directly, fuse, pool_by_slices
 from fedretain.engines.hoisting import hoist
+from fedretain.engines.native import convolve_few_channels, pool_in_one_pass
 from fedretain.engines.rewriting import fold_constants, simplify, update_in_place, use_memory_again
 from fedretain.engines.tracing import trace
 from fedretain.methods import Received
@@ -68,9 +69,11 @@ class Recording:
         simplify(module.graph)
         on_cpu = all(leaf.device.type == "cpu" for leaf in given if isinstance(leaf, Tensor))
         if on_cpu and not for_capture:
+            pool_in_one_pass(module.graph)
             pool_by_slices(module.graph)
             if not exact:
                 fuse(module.graph)
+                convolve_few_channels(module.graph)
         self.transposed: frozenset[int] = frozenset()
         """Which of the carry should lie transposed in memory."""
         self.first: fx.GraphModule | None = None

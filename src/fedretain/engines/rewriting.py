@@ -44,7 +44,10 @@ def simplify(graph: fx.Graph) -> None:
 
 
 def fold_constants(module: fx.GraphModule) -> None:
-    """Compute once what depends on nothing that is given, such as the gradient 1 that every loss begins with."""
+    """Compute once what depends on nothing that is given, such as the gradient 1 that every loss begins with.
+
+    Products with ones are what they are multiplied with.
+    """
     graph = module.graph
     constant: dict[fx.Node, Any] = {}
     for node in list(graph.nodes):
@@ -61,6 +64,11 @@ def fold_constants(module: fx.GraphModule) -> None:
             if given and all(argument in constant for argument in given) and not writes(node):
                 arguments, keys = fx.node.map_arg((node.args, node.kwargs), constant.__getitem__)
                 constant[node] = node.target(*arguments, **keys)
+    for node in graph.nodes:
+        if node.target is aten.mul.Tensor:
+            for one, other in (node.args, node.args[::-1]):
+                if one in constant and alike(other, node) and bool((constant[one] == 1).all()):
+                    node.replace_all_uses_with(other)
     for node, value in constant.items():
         if node.op == "get_attr" or not isinstance(value, Tensor) or all(user in constant for user in node.users):
             continue

@@ -22,6 +22,8 @@ FETCHED = 2**24
 """Bytes of batches that are fetched at once."""
 KEPT_DATA = 2**25
 """Bytes of examples up to which they are kept normalised, so that a round need not gather its clients' first."""
+OVERHEAD = 16.0
+"""The time of a step's operations before any client's share, in clients; decides how uneven clients are divided."""
 CLIENT_HOOKS = ("init_client", "prepare", "penalty", "direction", "step", "upload", "finish")
 """The hooks that are given a client's own data and state."""
 
@@ -89,13 +91,18 @@ class Stack(NamedTuple):
     def widths(self) -> list[int]:
         """How many clients take part in each step: the first ones, as long as those with fewer steps stand behind.
 
-        All of them where their steps are the same; else the next power of two from 8 on, for few different shapes.
+        All of them where their steps are the same; else as many as have steps left, rounded up to eighths of the stack
+        and, below that, to powers of two from 8 on: few clients wait for others, and few shapes are recorded.
         """
         steps, count = self.plan.steps, len(self.members)
         if (steps == steps[0]).all() or (np.diff(steps) > 0).any():
             return [count] * len(self.rows)
+        part = max(8, (1 << count.bit_length()) // 8)
         busy = (self.plan.lengths > 0).sum(1).tolist()
-        return [min(count, max(8, 1 << (clients - 1).bit_length())) for clients in busy]
+        return [
+            min(count, -(-clients // part) * part if clients > part else max(8, 1 << (clients - 1).bit_length()))
+            for clients in busy
+        ]
 
     def batches(self, dataset: Tensor | None = None) -> Iterator[Batch]:
         """The batches of all steps, several fetched at once where they are small, each of its step's clients alone.
@@ -125,9 +132,11 @@ class Stack(NamedTuple):
         for start in range(steps.start, steps.stop, at_once):
             here = slice(start, min(start + at_once, steps.stop))
             inputs = held.index_select(0, rows[here, :clients].flatten()).reshape(-1, clients, width, *held.shape[1:])
-            fetched = zip(inputs.unbind(), labels[self.rows[here, :clients]].unbind(), strict=True)
-            for step, (some_inputs, some_labels) in enumerate(fetched, start):
-                yield Batch(some_inputs, some_labels, None if self.full[step] else self.real[step, :clients])
+            chosen = labels.index_select(0, self.rows[here, :clients].flatten()).reshape(-1, clients, width)
+            real = self.real[here, :clients]
+            fetched = zip(inputs.unbind(), chosen.unbind(), real.unbind(), self.full[here], strict=True)
+            for some_inputs, some_labels, weights, full in fetched:
+                yield Batch(some_inputs, some_labels, None if full else weights)
 
     rows: Tensor
     """[steps, clients, batch]: positions in the clients' data laid end to end."""
@@ -274,6 +283,28 @@ def per_example_state(method: Method, params: Tensors, federation: Federation) -
         state = method.init_client(params, Own(data, counts + examples, number, number, {}, {}))
         shapes.append({name: value.shape for name, value in state.items()})
     return frozenset(name for name, shape in shapes[0].items() if shapes[1][name] != shape)
+
+
+def like_costs(steps: np.ndarray, parts: int) -> list[int]:
+    """Where clients in the order of their steps, most of them first, are cut so that the dearest part is cheapest.
+
+    A part costs Σ steps, and ``OVERHEAD`` for every step of its first client.
+    """
+    sums = np.concatenate([[0], np.cumsum(steps)])
+
+    def cuts(limit: float) -> list[int]:
+        ends = [0]
+        while ends[-1] < len(steps):
+            start = ends[-1]
+            allowed = limit + sums[start] - OVERHEAD * steps[start]
+            ends.append(max(start + 1, int(np.searchsorted(sums, allowed, "right")) - 1))
+        return ends[1:-1]
+
+    low, high = 0.0, float(sums[-1] + OVERHEAD * steps[0])
+    while high - low > 1:
+        middle = (low + high) / 2
+        low, high = (low, middle) if len(cuts(middle)) < parts else (middle, high)
+    return cuts(high)
 
 
 def in_buckets(steps: np.ndarray, cost: Callable[[int], float]) -> list[np.ndarray]:

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.func import vmap
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from fedretain.engines.chunks import in_order, only, part_of, summed_up
 from fedretain.engines.engine import Uploads, World, batch_norm_advice
-from fedretain.engines.functional import Carry, FunctionalModel, FunctionalTask, Moving, local_step
-from fedretain.engines.leaves import carry_of, laid, leaves_of
+from fedretain.engines.functional import Carry, FunctionalModel, FunctionalTask
 from fedretain.engines.memory import clients_in_memory
-from fedretain.engines.recording import Recording, RoundWatch, WatchedReceived
 from fedretain.engines.refusals import refuse_divergence, refuse_single_examples
 from fedretain.engines.schedule import steps_of
 from fedretain.engines.stack import (
     CLIENT_HOOKS,
     FETCHED,
+    OVERHEAD,
     Member,
     Prepared,
     Stack,
@@ -34,6 +31,7 @@ from fedretain.engines.stack import (
     sizes_of,
     stack,
 )
+from fedretain.engines.steps import Each, LocalSteps, dims_of
 from fedretain.engines.varied import Varied
 from fedretain.errors import FedretainError, TrainingError
 from fedretain.methods import Batch, Own, Received
@@ -41,8 +39,6 @@ from fedretain.tensors import Tensors, all_finite
 
 MOSTLY_IDLE = 8
 """Clients' places in a stack for each that is used, from which on unlike clients are trained apart."""
-OVERHEAD = 16.0
-"""The time of a step's operations before any client's share, in clients; decides how uneven clients are bucketed."""
 
 
 class VectorisedEngine:
@@ -54,7 +50,7 @@ class VectorisedEngine:
     gathers = True
     """Whether batches are cut from the clients' own data; if not, they are read from the dataset."""
     for_capture = False
-    """Whether recorded steps are captured for a GPU rather than played."""
+    """Whether steps are captured for a GPU rather than played."""
 
     def __init__(self, *worlds: World, at_once: int | None = None) -> None:
         self.worlds = worlds
@@ -63,14 +59,11 @@ class VectorisedEngine:
         self.varied = Varied.of(worlds)
         self.at_once = at_once
         self.model = FunctionalModel(world)
-        self.recordings: dict[Any, Recording] = {}
-        self.indices: Sequence[Tensor] = ()
+        self.steps = LocalSteps(self.model, self.varied, many=self.many)
         self.prepared: Prepared | None = None
         self.batches: list[Batch] | None = None
         """The batches of the stack that trains next, where they were fetched ahead."""
         self.room: int | None = None
-        self.transposed: set[str] = set()
-        """Parameters that the last steps wanted to lie transposed in memory, as the next ones most likely will."""
         self.data = normalised(world) if world.federation.device.type == "cpu" else None
         """All examples as the model sees them, where that is little."""
         params = {name: p.detach() for name, p in world.model.named_parameters()}
@@ -289,120 +282,14 @@ class VectorisedEngine:
 
     def _start(self, name: str, value: Tensor, count: int) -> Tensor:
         """A received tensor once for every client, in memory of its own, lying as the recorded steps want it."""
-        if name in self.transposed:
+        if name in self.steps.transposed:
             return value.mT.contiguous().mT if self.many else _repeat(value.mT, count).mT
         return value.clone() if self.many else _repeat(value, count)
 
     def _steps(self, each: Each, clients: Stack, carry: Carry) -> tuple[Carry, Tensor]:
         """All local steps; the losses [steps, clients], 0 where a client has done all its steps."""
-        round, widths = each.received.round, clients.widths()
-        total, count = clients.plan.lengths.shape
-        indices, rates = self._indices(total), self._rates_of_steps(each, clients)
-        idle = [self.many or some for some in (clients.plan.lengths == 0).any(1).tolist()]
-        whole, fixed = [leaf for part in carry for leaf in part.values()], self._fixed(each)
-        leaves, begun = whole, []
-        history = []
-        current: Recording | None = None
         batches, self.batches = self.batches, None
-        for step, batch in enumerate(clients.batches(self.data) if batches is None else batches):
-            if step and widths[step] < widths[step - 1]:
-                leaves, current = _written(leaves, whole), None
-            if current is None:
-                found: dict[Any, Recording] = {}
-                whole = whole if step == 0 else leaves
-                leaves = [leaf[: widths[step]] for leaf in leaves]
-                shown = self._first(fixed, widths[step])
-                shown_leaves = leaves_of(shown)
-            rate = rates[step] if rates[step].dim() == 0 else rates[step][: widths[step]]
-            moving = (batch, Moving(indices[step], rate))
-            kind = (idle[step], batch.weights is None)
-            recording = found.get(kind)
-            if recording is None:
-                data = shown[1].data
-                key = (batch.inputs.shape, *kind, data.weights is None, data.labels.shape)
-                recording = self.recordings.get(key)
-                if recording is None or not recording.serves(round):
-                    recording = self._record(carry_of(leaves, carry), moving, shown, round, idle[step])
-                    self.recordings[key] = recording
-                found[kind] = recording
-            if recording is not current:
-                leaves = [laid(leaf, turned=at in recording.transposed) for at, leaf in enumerate(leaves)]
-                current, begun = recording, recording.begin(leaves, shown_leaves)
-                self.transposed = {name for at, name in enumerate(carry.params) if at in recording.transposed}
-            leaves, losses = recording.step(leaves, (*batch, *moving[1]), begun)
-            history.append(losses)
-        leaves = _written(leaves, whole)
-        if widths[-1] < count:
-            history = [torch.nn.functional.pad(losses, (0, count - len(losses))) for losses in history]
-        return carry_of(leaves, carry), torch.stack(history)
-
-    def _first(self, fixed: tuple[Any, ...], count: int) -> tuple[Any, ...]:
-        """Of what a step reads, the part of the first so many clients."""
-        shared, own, numbers = fixed
-        cut = partial(tree_map, lambda leaf: leaf[:count] if isinstance(leaf, Tensor) else leaf)
-        return cut(shared) if self.many else shared, cut(own), cut(numbers)
-
-    def _indices(self, total: int) -> Sequence[Tensor]:
-        """The numbers of the steps."""
-        if len(self.indices) < total:
-            self.indices = torch.arange(total, device=self.world.federation.device).unbind()
-        return self.indices
-
-    def _rates_of_steps(self, each: Each, clients: Stack) -> Sequence[Tensor]:
-        """η of every step: a number, or one for each client where rates differ or some have done all their steps."""
-        dtype, device = self.world.federation.normalise.dtype, self.world.federation.device
-        busy = clients.plan.lengths > 0
-        one = None if self.many else torch.tensor(each.lr, dtype=dtype, device=device)
-        if one is not None and busy.all():
-            return [one] * len(busy)
-        rates = torch.from_numpy(busy).to(device, dtype) * each.lr
-        whole = np.asarray(busy.all(1)).tolist()
-        return [one if one is not None and every else rate for rate, every in zip(rates, whole, strict=True)]
-
-    def _fixed(self, each: Each) -> tuple[Any, ...]:
-        """What a step reads and no step changes; a client's data only where a hook may look at it."""
-        received, own = each.received, each.own
-        hooks = any(self.world.method.uses(hook) for hook in ("penalty", "direction", "step"))
-        frozen = any(self.world.method.freezes(name) for name in received.params)
-        server = received.server if hooks else {}
-        params = received.params if hooks or frozen else {}
-        data = own.data if hooks else Batch(own.data.labels[:, :1], own.data.labels[:, :1])
-        return (params, received.buffers if hooks else {}, server), own._replace(data=data), each.numbers
-
-    def _record(self, carry: Carry, moving: Any, fixed: Any, round: int, idle: bool) -> Recording:
-        """Record a step of these shapes."""
-        watch = RoundWatch()
-        masked = idle and (self.world.method.uses("step") or bool(carry.buffers))
-
-        def one(
-            carry: Carry, batch: Batch, moving: Moving, shared: Any, own: Own, numbers: Tensors
-        ) -> tuple[Carry, Tensor]:
-            received = WatchedReceived.of(shared, round, watch)
-            world = self.varied.world(numbers)
-            new, loss = local_step(world, self.model, carry, batch, moving, received, own)
-            if masked:
-                busy = moving.lr > 0
-                new = tree_unflatten(
-                    [
-                        torch.where(busy, after, before)
-                        for after, before in zip(tree_flatten(new)[0], tree_flatten(carry)[0], strict=True)
-                    ],
-                    tree_flatten(new)[1],
-                )
-                loss = torch.where(busy, loss, torch.zeros_like(loss))
-            return new, loss
-
-        def every(carry: Carry, moving: tuple[Batch, Moving], fixed: tuple[Any, Own, Tensors]) -> tuple[Carry, Tensor]:
-            batch, now = moving
-            shared, own, numbers = fixed
-            one_each = Moving(None, 0 if idle else None)  # type: ignore[arg-type]
-            sent = _dims(shared) if self.many else None
-            dims = (_dims(carry), _dims(batch), one_each, sent, _dims(own), _dims(numbers))
-            return vmap(one, in_dims=dims)(carry, batch, now, shared, own, numbers)
-
-        recording = Recording(every, carry, moving, fixed, exact=False, for_capture=self.for_capture)
-        recording.only_round = round if watch.seen else None
-        return recording
+        return self.steps.play(each, clients, carry, clients.batches(self.data) if batches is None else batches)
 
     def _states(self, each: Each, clients: Stack) -> Tensors:
         """What the clients kept."""
@@ -422,39 +309,15 @@ class VectorisedEngine:
             return hook(world.method, Received(params, sent_buffers, server, round), own, task, *more)
 
         shared = (received.params, received.buffers, received.server)
-        sent = _dims(shared) if self.many else None
+        sent = dims_of(shared) if self.many else None
         own_buffers = received.buffers if buffers is None else buffers
         dims = (
-            *(_dims(each.own), sent),
-            *(sent[1] if sent is not None and buffers is None else None if buffers is None else _dims(buffers),),
-            *(_dims(each.numbers), 0 if self.many else None),
-            *(_dims(part) for part in more),
+            *(dims_of(each.own), sent),
+            *(sent[1] if sent is not None and buffers is None else None if buffers is None else dims_of(buffers),),
+            *(dims_of(each.numbers), 0 if self.many else None),
+            *(dims_of(part) for part in more),
         )
         return vmap(one, in_dims=dims)(each.own, shared, own_buffers, each.numbers, each.lr, *more)
-
-
-class Each(NamedTuple):
-    """What the hooks of every client are given."""
-
-    received: Received
-    own: Own
-    numbers: Tensors
-    lr: float | Tensor
-
-
-def _dims(tree: Any) -> Any:
-    """The leading axis of every tensor; None stays None."""
-    return tree_map(lambda leaf: 0 if isinstance(leaf, Tensor) else None, tree)
-
-
-def _written(part: Sequence[Tensor], whole: Sequence[Tensor]) -> list[Tensor]:
-    """The values of all clients, those of the first ones written over where they have other memory."""
-    if part and len(part[0]) == len(whole[0]):
-        return list(part)
-    for new, old in zip(part, whole, strict=True):
-        if new.data_ptr() != old.data_ptr():
-            old[: len(new)] = new
-    return list(whole)
 
 
 def _repeat(value: Tensor, count: int) -> Tensor:

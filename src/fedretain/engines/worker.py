@@ -19,7 +19,7 @@ import torch
 
 from fedretain.engines.engine import Uploads, World
 from fedretain.engines.memory import keep_freed_memory
-from fedretain.engines.recorded import RecordedEngine, sharing_recordings
+from fedretain.engines.recorded import RecordedEngine, engines_for_all
 from fedretain.engines.shared import Layout, SharedFile, load
 from fedretain.engines.stack import Work
 from fedretain.engines.sums import Sums
@@ -94,12 +94,12 @@ class Service:
     def serve(self) -> NoReturn:
         """Until the line is closed."""
         while True:
-            number, orders, opening = pickle.loads(self.connection.recv_bytes())
+            number, orders, upcoming, opening = pickle.loads(self.connection.recv_bytes())
             if opening is not None:
                 self.open(*opening)
             self.connection.send_bytes(pickle.dumps(self.train(number, orders), pickle.HIGHEST_PROTOCOL))
             if not self.connection.poll():
-                look_ahead(self.trainer, self.received[0].round + 1, [upcoming for *_, upcoming in orders])
+                look_ahead(self.trainer, self.received[0].round + 1, upcoming)
 
     def open(self, round: int, layouts: list[Layout] | None) -> None:
         """A round's broadcast lies where the last one's did, if nothing else is said."""
@@ -113,7 +113,7 @@ class Service:
         """Train a unit; where its uploads are, or why it failed."""
         inbox, outbox = self.inboxes[number % SLOTS], self.outboxes[number % SLOTS]
         works = [Work(received, NOBODY, NOTHING.get, False) for received in self.received]
-        for which, clients, states, local_models, weights, _ in orders:
+        for which, clients, states, local_models, weights in orders:
             kept = {client: inbox.read(layout) for client, layout in states.items()}
             by = None if weights is None else torch.from_numpy(weights)
             works[which] = Work(self.received[which], clients, kept.get, local_models, by)
@@ -180,15 +180,17 @@ class OneByOne:
                 raise
 
 
-def look_ahead(trainer: Trainer, round: int, upcoming: Sequence[np.ndarray | None]) -> None:
+def look_ahead(trainer: Trainer, round: int, upcoming: np.ndarray | None) -> None:
     """Prepare what this process will most likely train next, if it is told and trains in stacks."""
-    if len(upcoming) == 1 and upcoming[0] is not None and isinstance(trainer, VectorisedEngine):
-        trainer.look_ahead(upcoming[0], round)
+    if upcoming is not None and isinstance(trainer, VectorisedEngine):
+        trainer.look_ahead(upcoming, round)
 
 
 def build(worlds: Sequence[World], inner: str) -> Trainer:
     """The engine that runs inside a worker."""
-    return VectorisedEngine(*worlds) if inner == "vectorised" else OneByOne(sharing_recordings(worlds))
+    if inner == "vectorised":
+        return VectorisedEngine(*worlds)
+    return OneByOne(engines_for_all(worlds, exact=inner == "loop"))
 
 
 def _end_with(parent: int) -> NoReturn:

@@ -1,8 +1,8 @@
 """Several processes, each training its share of the cohort; the same numbers whatever their number.
 
 The data go to shared memory once, the broadcast once a round, and every upload comes back through it. A worker runs the
-loop engine's steps on one thread (``inner: loop``, the same bits as the loop engine), or trains its share as one stack
-(``inner: vectorised``).
+loop engine's steps on one thread (``inner: loop``, the same bits as the loop engine), with kernels of our own and fewer
+operations (``inner: native``, other last bits), or trains its share as one stack (``inner: vectorised``).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import zip_longest
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -25,10 +26,11 @@ from fedretain.engines.chunks import in_order
 from fedretain.engines.engine import Uploads, World
 from fedretain.engines.loop import one_thread
 from fedretain.engines.memory import clients_in_memory, keep_freed_memory
+from fedretain.engines.native import available, uses_kernels
 from fedretain.engines.processes import Process, can_copy_this_process, copy_of_this_process, new_process
 from fedretain.engines.schedule import steps_of
 from fedretain.engines.shared import Layout, SharedFile, dump, dump_names
-from fedretain.engines.stack import Work
+from fedretain.engines.stack import Work, like_costs
 from fedretain.engines.worker import SLOTS, Trainer, build, collect, look_ahead
 from fedretain.errors import ConfigError, TrainingError
 from fedretain.methods import Received
@@ -49,6 +51,8 @@ class WorkersEngine:
         self.trainer: Trainer | None = None
         self.room: int | None = None
         self.even_units: dict[tuple[int, int], list[Unit]] = {}
+        self.cuts: dict[tuple[int, int], list[int]] = {}
+        """Where uneven clients, those with most steps first, are cut into shares; kept, as recordings are for sizes."""
         self.stateful = any(world.method.uses("init_client") for world in worlds)
 
     def train(
@@ -84,7 +88,7 @@ class WorkersEngine:
             worker.open(round, layouts)
         which = np.repeat(np.arange(len(works)), [len(work.cohort) for work in works])
         at = np.concatenate([np.arange(len(work.cohort)) for work in works])
-        if self.inner == "loop":
+        if self.inner != "vectorised":
             yield from self._one_by_one(works, which, at)
             return
         if self.room is None:
@@ -115,7 +119,8 @@ class WorkersEngine:
         units = self._units(works, which, at)
         chunks: dict[int, list[Uploads]] = {}
         positions: dict[int, list[np.ndarray]] = {}
-        for number, uploads in sorted(self._run(works, units), key=lambda ended: ended[0]):
+        upcoming = self._upcoming(works, which, at)
+        for number, uploads in sorted(self._run(works, units, upcoming), key=lambda ended: ended[0]):
             for experiment, chunk in uploads:
                 chunks.setdefault(experiment, []).append(chunk)
             for experiment, own in units[number]:
@@ -126,7 +131,11 @@ class WorkersEngine:
                 yield experiment, uploads_in_order
 
     def _units(self, works: Sequence[Work], which: np.ndarray, at: np.ndarray) -> list[Unit]:
-        """As many units of like work as there are processes; for equal clients the same in every round."""
+        """As many units of like work as there are processes; for equal clients the same in every round.
+
+        A step takes its time whoever takes part in it, so that few clients with many steps are one share and many with
+        few steps another one.
+        """
         even = len(works) == 1 and self.worlds[0].federation.train.even
         key = (int(at[0]), len(at))
         if even and key in self.even_units:
@@ -136,7 +145,9 @@ class WorkersEngine:
             shares = np.array_split(np.arange(len(at)), self.count)
         else:
             order = np.argsort(-steps, kind="stable")
-            shares = [np.sort(order[start :: self.count]) for start in range(self.count)]
+            if key not in self.cuts:
+                self.cuts[key] = like_costs(steps[order], self.count)
+            shares = [np.sort(share) for share in np.split(order, self.cuts[key])]
         experiments = range(len(works))
         units = [[(w, own) for w in experiments if len(own := at[share[which[share] == w]])] for share in shares]
         units = [unit for unit in units if unit]
@@ -144,25 +155,40 @@ class WorkersEngine:
             self.even_units[key] = units
         return units
 
-    def _run(self, works: Sequence[Work], units: Sequence[Unit]) -> Iterator[tuple[int, list[tuple[int, Uploads]]]]:
-        """Hand units to whoever is free; yield them by their number as they end."""
+    def _upcoming(self, works: Sequence[Work], which: np.ndarray, at: np.ndarray) -> list[np.ndarray]:
+        """Whom the units of the next round will train; nothing where that is not known."""
+        work = works[0]
+        if len(works) > 1 or work.upcoming is None:
+            return []
+        units = self._units([work._replace(cohort=work.upcoming)], which, at)
+        return [work.upcoming[own] for ((_, own),) in units]
+
+    def _run(
+        self, works: Sequence[Work], units: Sequence[Unit], upcoming: Sequence[np.ndarray] = ()
+    ) -> Iterator[tuple[int, list[tuple[int, Uploads]]]]:
+        """Hand units to whoever is free; yield them by their number as they end.
+
+        Whoever trains a unit will most likely train the one of the same number among the ``upcoming``.
+        """
         assert self.trainer is not None
         round = works[0].received.round
-        todo = deque(enumerate(units))
+        todo = deque(enumerate(zip_longest(units, upcoming[: len(units)])))
         lines: dict[Any, Worker] = {worker.line: worker for worker in self.pool.workers}
         while todo or any(worker.numbers for worker in lines.values()):
-            for worker in lines.values():
-                # The last unit is for this process, which is free now, and not for a queue.
-                while todo and len(worker.numbers) < SLOTS and (len(todo) > 1 or not worker.numbers):
-                    worker.order(*todo.popleft(), works, stateful=self.stateful)
+            # Nobody gets a second unit to wait for it before everybody has one. The last one is for this process, which
+            # is free now, and not for a queue.
+            for worker, slot in ((worker, slot) for slot in range(SLOTS) for worker in lines.values()):
+                if todo and len(worker.numbers) <= slot and (len(todo) > 1 or not worker.numbers):
+                    number, (unit, after) = todo.popleft()
+                    worker.order(number, unit, works, after, stateful=self.stateful)
             mine = todo.popleft() if todo else None
             if mine is not None:
-                yield mine[0], self._train_here(mine[1], works)
+                yield mine[0], self._train_here(*mine[1], works)
             busy = [line for line, worker in lines.items() if worker.numbers]
             for line in wait(busy, timeout=None if mine is None else 0):
                 yield lines[line].result(round)
 
-    def _train_here(self, unit: Unit, works: Sequence[Work]) -> list[tuple[int, Uploads]]:
+    def _train_here(self, unit: Unit, upcoming: np.ndarray | None, works: Sequence[Work]) -> list[tuple[int, Uploads]]:
         """This process trains a unit like any worker."""
         assert self.trainer is not None
         shares = [work._replace(cohort=work.cohort[:0]) for work in works]
@@ -171,7 +197,7 @@ class WorkersEngine:
             own = None if weights is None else weights[torch.from_numpy(at)]
             shares[which] = works[which]._replace(cohort=works[which].cohort[at], weights=own)
         uploads = list(self.trainer.train_all(shares))
-        look_ahead(self.trainer, works[0].received.round + 1, [_upcoming(works[which], at) for which, at in unit])
+        look_ahead(self.trainer, works[0].received.round + 1, upcoming)
         return uploads
 
     def _steps(self, works: Sequence[Work], which: np.ndarray, at: np.ndarray) -> np.ndarray:
@@ -187,6 +213,8 @@ class WorkersEngine:
         if self.trainer is not None:
             return
         keep_freed_memory()
+        if uses_kernels(model := self.worlds[0].model):
+            available(next(model.parameters()).dtype)  # compiled once, before there are copies of this process
         if self.count > 1:
             self._refuse_strangers()
             if not self.pool.workers and can_copy_this_process():
@@ -210,11 +238,6 @@ class WorkersEngine:
                 "engine: workers are other processes and cannot see what is defined in the script itself; "
                 "move your method, loss or model to a module of its own, or use engine: loop"
             )
-
-
-def _upcoming(work: Work, at: np.ndarray) -> np.ndarray | None:
-    """Who stands at these positions of the next round's cohort."""
-    return None if work.upcoming is None else work.upcoming[at]
 
 
 class WorkerPool:
@@ -291,8 +314,13 @@ class Worker:
         self.opening = (round, layouts if layouts != self.layouts else untold)
         self.layouts = layouts
 
-    def order(self, number: int, unit: Unit, works: Sequence[Work], *, stateful: bool) -> None:
-        """Hand over the unit with this number, and what its clients kept where the method is ``stateful``."""
+    def order(
+        self, number: int, unit: Unit, works: Sequence[Work], upcoming: np.ndarray | None, *, stateful: bool
+    ) -> None:
+        """Hand over the unit with this number, and what its clients kept where the method is ``stateful``.
+
+        ``upcoming`` are the clients that it will most likely train in the next round.
+        """
         slot = self.given % SLOTS
         orders, end = [], 0
         for which, at in unit:
@@ -303,9 +331,9 @@ class Worker:
                 if (state := work.states(client)) is not None:
                     layouts[client], end = self.inboxes[slot].write(state, end)
             weights = None if work.weights is None else work.weights.numpy()[at]
-            orders.append((which, clients, layouts, work.local_models, weights, _upcoming(work, at)))
+            orders.append((which, clients, layouts, work.local_models, weights))
         self.numbers[self.given] = number
-        self.send((self.given, orders, self.opening), works[0].received.round)
+        self.send((self.given, orders, upcoming, self.opening), works[0].received.round)
         self.opening = None
         self.given += 1
 

@@ -1,0 +1,16 @@
+"""Kernels of our own for the CPU, written in C; everything works without them, only slower."""
+
+from fedretain.engines.native.building import compiler
+from fedretain.engines.native.kernels import available
+from fedretain.engines.native.looking import pooling
+from fedretain.engines.native.passes import convolve_few_channels, few_channels, pool_in_one_pass, uses_kernels
+
+__all__ = [
+    "available",
+    "compiler",
+    "convolve_few_channels",
+    "few_channels",
+    "pool_in_one_pass",
+    "pooling",
+    "uses_kernels",
+]

@@ -1,0 +1,103 @@
+"""The kernels as functions of tensors. All of them work on maps [batch, channels, height, width] without gaps."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedretain.engines.native.building import library
+
+PLACES = {torch.float32: torch.int32, torch.float64: torch.int64}
+"""How the place of a maximum is kept, by the type of the numbers."""
+LEAST_WIDTH = {torch.float32: 8, torch.float64: 4}
+"""Maps narrower than that are not pooled."""
+
+Padding = tuple[int, int]
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+
+
+def pool(maps: Tensor) -> tuple[Tensor, Tensor]:
+    """Maximum over 2 × 2 windows, and where it was: the first of equals in reading order, as in ``max_pool2d``."""
+    *outer, height, width = maps.shape
+    out = maps.new_empty((*outer, height // 2, width // 2))
+    places = maps.new_empty(out.shape, dtype=PLACES[maps.dtype])
+    rows = out.numel() // (width // 2)
+    _function("pool", maps.dtype)(maps.data_ptr(), out.data_ptr(), places.data_ptr(), rows, width // 2)
+    return out, places
+
+
+def pool_backward(gradient: Tensor, places: Tensor) -> Tensor:
+    """The gradient goes to where the maximum was."""
+    gradient = gradient.contiguous()
+    *outer, height, width = gradient.shape
+    out = gradient.new_empty((*outer, 2 * height, 2 * width))
+    rows = gradient.numel() // width
+    _function("pool_gradient", gradient.dtype)(gradient.data_ptr(), places.data_ptr(), out.data_ptr(), rows, width)
+    return out
+
+
+def convolve(maps: Tensor, weights: Tensor, bias: Tensor | None, padding: Padding) -> Tensor:
+    """y = x ∗ w + b with stride 1."""
+    maps, weights = maps.contiguous(), weights.contiguous()
+    shape = _shape(maps, weights, padding)
+    batch, _, height, width, outputs, kh, kw, up, left = shape
+    out = maps.new_empty((batch, outputs, height + 2 * up - kh + 1, width + 2 * left - kw + 1))
+    at = None if bias is None else bias.data_ptr()
+    _checked(_function("convolve", maps.dtype)(maps.data_ptr(), weights.data_ptr(), at, out.data_ptr(), *shape))
+    return out
+
+
+def maps_gradient(gradient: Tensor, maps: Tensor, weights: Tensor, padding: Padding) -> Tensor:
+    """The gradient of a convolution's input; of ``maps`` only the shape is read."""
+    gradient, weights = gradient.contiguous(), weights.contiguous()
+    out = maps.new_empty(maps.shape)
+    function = _function("maps_gradient", gradient.dtype)
+    given = _shape(maps, weights, padding)
+    _checked(function(gradient.data_ptr(), weights.data_ptr(), out.data_ptr(), *given))
+    return out
+
+
+def weights_gradient(gradient: Tensor, maps: Tensor, weights: Tensor, padding: Padding) -> tuple[Tensor, Tensor]:
+    """The gradients of a convolution's weights and bias; of ``weights`` only the shape is read."""
+    gradient, maps = gradient.contiguous(), maps.contiguous()
+    out, bias = weights.new_empty(weights.shape), weights.new_empty(weights.shape[0])
+    function = _function("weights_gradient", maps.dtype)
+    given = _shape(maps, weights, padding)
+    _checked(function(maps.data_ptr(), gradient.data_ptr(), out.data_ptr(), bias.data_ptr(), *given))
+    return out, bias
+
+
+def available(dtype: torch.dtype) -> bool:
+    """Whether there are kernels for this type of numbers."""
+    return library(dtype) is not None
+
+
+_POINTERS = {"pool": 3, "pool_gradient": 3, "convolve": 4, "maps_gradient": 3, "weights_gradient": 4}
+"""How many tensors a function is given, before whole numbers."""
+
+
+@functools.cache
+def _function(name: str, dtype: torch.dtype) -> Callable[..., Any]:
+    found = library(dtype)
+    assert found is not None
+    function = getattr(found, name)
+    numbers = 2 if name.startswith("pool") else 9
+    function.argtypes = [ctypes.c_void_p] * _POINTERS[name] + [ctypes.c_long] * numbers
+    function.restype = None if name.startswith("pool") else ctypes.c_int
+    return function  # type: ignore[no-any-return]
+
+
+def _shape(maps: Tensor, weights: Tensor, padding: Padding) -> tuple[int, ...]:
+    batch, inputs, height, width = maps.shape
+    outputs, _, kh, kw = weights.shape
+    return batch, inputs, height, width, outputs, kh, kw, *padding
+
+
+def _checked(failed: int) -> None:
+    if failed:
+        raise MemoryError("no memory for a convolution")

@@ -78,8 +78,8 @@ def test_equals_plain_training() -> None:
     assert sum(expected) > 0
     assert found.margin_events.tolist() == [events(margins[n]) for n in union]
     with torch.no_grad():
-        answers = model.eval()(federation.normalise(federation.test_inputs)).argmax(-1)
-    assert found.test_accuracy == (answers == federation.test_labels).double().mean().item()
+        answers = model.eval()(federation.normalise(federation.test.inputs)).argmax(-1)
+    assert found.test_accuracy == (answers == federation.test.labels).double().mean().item()
 
 
 def test_events_by_hand(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def test_summary_by_hand(done: fr.Run) -> None:
 def test_the_model_is_the_one_that_was_measured(done: fr.Run) -> None:
     data = fr.load_dataset("digits")
     world = build_world(done.experiment)
-    inputs = world.federation.normalise(world.federation.test_inputs)
+    inputs = world.federation.normalise(world.federation.test.inputs)
     model = done.model()
     assert not model.training
     with torch.no_grad():

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import fedretain
-from fedretain import probes
+from fedretain import evaluation
 from fedretain.config import make_experiment
 from fedretain.config.settings import ForgettingSettings
 from fedretain.data import Dataset, from_arrays
@@ -21,13 +21,13 @@ from fedretain.data.federation import Parts, build_federation
 from fedretain.data.transforms import Normalise
 from fedretain.engines import LoopEngine, Uploads, World
 from fedretain.errors import ConfigError
+from fedretain.evaluation import evaluate
 from fedretain.experiment import build_world
 from fedretain.methods import Received
 from fedretain.probes import (
     MEASURES,
     ForgettingRecord,
     Moment,
-    evaluate,
     measure_classes,
     measure_drift,
     measure_fisher,
@@ -131,21 +131,6 @@ def test_something_is_forgotten_in_this_world() -> None:
     assert without.forgettable is None
 
 
-@pytest.mark.parametrize("batch_size", [1, 7, 1000])
-def test_evaluate_equals_a_direct_computation(batch_size: int) -> None:
-    """Accuracy and mean −log softmax(f)_y over the test set, in float64."""
-    world, received, _, _ = one_round()
-    found = evaluate(world, received.params, received.buffers, batch_size)
-    world.model.load_state_dict(received.params)
-    inputs = world.federation.normalise(world.federation.test_inputs)
-    with torch.no_grad():
-        logits = world.model.eval()(inputs).numpy()
-    labels = world.federation.test_labels.numpy()
-    exact = np.log(np.exp(logits).sum(1)) - logits[np.arange(len(labels)), labels]
-    assert found["test_accuracy"] == (logits.argmax(1) == labels).mean()
-    assert found["test_loss"] == pytest.approx(exact.mean(), rel=1e-12)
-
-
 def test_probes_leave_the_round_alone() -> None:
     world, received, uploads, after = one_round(method={"name": "fedreg", "gamma": 0.5, "eta_s": 0.1})
     tensors = [*received.params.values(), *after.params.values(), *(v for c in uploads for v in c.params.values())]
@@ -190,7 +175,7 @@ def test_personalised_accuracy_by_hand() -> None:
 
 @pytest.mark.parametrize("measure", ["classes", "loss_increase"])
 def test_every_batch_is_normalised_once_for_all_models(measure: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """30 test examples, or the 1 + 9 + 23 training examples of clients 0, 1 and 5, in batches of 7: five calls each."""
+    """The 30 test examples at once; the 1 + 9 + 23 training examples of clients 0, 1 and 5 in five batches of 7."""
     moment = moment_of(7)
     sizes = {"classes": 30, "loss_increase": sum(len(moment.world.federation.train[k]) for k in (0, 1, 5))}
     calls: list[int] = []
@@ -202,7 +187,7 @@ def test_every_batch_is_normalised_once_for_all_models(measure: str, monkeypatch
 
     monkeypatch.setattr(Normalise, "__call__", counted)
     MEASURES[measure](moment)
-    assert len(calls) == -(-sizes[measure] // 7)
+    assert len(calls) == {"classes": 1, "loss_increase": 5}[measure]
     assert sum(calls) == sizes[measure]
 
 
@@ -215,10 +200,10 @@ def test_models_look_at_a_batch_in_stacks(measure: str, held: int, monkeypatch: 
     """
     moment = moment_of(100)
     expected = MEASURES[measure](moment)
-    monkeypatch.setattr("fedretain.probes.STACKED", held * 344)
+    monkeypatch.setattr(evaluation, "STACKED", held * 344)
     calls: list[int] = []
-    forward = probes.forward
-    monkeypatch.setattr(probes, "forward", lambda *given, **named: (calls.append(1), forward(*given, **named))[1])
+    forward = evaluation.forward
+    monkeypatch.setattr(evaluation, "forward", lambda *given, **named: (calls.append(1), forward(*given, **named))[1])
     found = MEASURES[measure](moment)
     models = 6 if measure == "classes" else 5
     assert len(calls) == -(-models // held)
@@ -226,22 +211,6 @@ def test_models_look_at_a_batch_in_stacks(measure: str, held: int, monkeypatch: 
     assert found is not None
     for name, values in expected.arrays.items():
         np.testing.assert_allclose(found.arrays[name], values, rtol=1e-12, err_msg=name)
-
-
-def test_models_with_convolutions_stay_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several at once would be slower on a CPU."""
-    x = np.random.default_rng(0).normal(size=(80, 1, 28, 28)).astype(np.float32)
-    y = np.arange(80) % 3
-    calls: list[int] = []
-    forward = probes.forward
-    world = build_world(
-        make_experiment({"model": "lenet", "partition": {"clients": 4}, "rounds": 1}), from_arrays(x, y, x[:9], y[:9])
-    )
-    params = {name: value.detach() for name, value in world.model.named_parameters()}
-    monkeypatch.setattr(probes, "forward", lambda *given, **named: (calls.append(1), forward(*given, **named))[1])
-    right = probes._of_each(world, [(params, {})] * 3, probes._test_examples(world, 9), probes._is_right)
-    assert right.shape == (3, 9)
-    assert len(calls) == 3
 
 
 def moment_of(batch_size: int, earlier: list[np.ndarray] = EARLIER, **keys: Any) -> Moment:
@@ -262,8 +231,8 @@ def test_classes_equal_the_slow_way(batch_size: int) -> None:
         world.model.load_state_dict(params)
         hits: dict[int, list[bool]] = {c: [] for c in range(3)}
         with torch.no_grad():
-            for i, label in enumerate(federation.test_labels.tolist()):
-                inputs = federation.normalise(federation.test_inputs[i : i + 1])
+            for i, label in enumerate(federation.test.labels.tolist()):
+                inputs = federation.normalise(federation.test.inputs[i : i + 1])
                 hits[label].append(int(world.model.eval()(inputs).argmax()) == label)
         return [sum(answers) / len(answers) for answers in hits.values()]
 

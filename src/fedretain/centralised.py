@@ -20,8 +20,8 @@ from fedretain.engines import World
 from fedretain.engines.engine import forward
 from fedretain.engines.schedule import local_batches, local_steps
 from fedretain.errors import ConfigError, TrainingError
+from fedretain.evaluation import evaluate
 from fedretain.forgetting import ForgettingEvents, margin_error
-from fedretain.probes import evaluate
 from fedretain.randomness import stream
 from fedretain.rounds import Ended, Records
 from fedretain.runs.checkpoint import Checkpoint

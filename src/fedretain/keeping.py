@@ -10,7 +10,7 @@ from fedretain.centralised import centralised_start
 from fedretain.config import Experiment
 from fedretain.engines import World
 from fedretain.errors import RunError
-from fedretain.probes import evaluate
+from fedretain.evaluation import evaluate
 from fedretain.rounds import Ended, initial_state
 from fedretain.runs.checkpoint import Checkpoint
 from fedretain.runs.directory import RunDirectory
@@ -110,7 +110,7 @@ class Keeper:
             "shape": list(federation.shape),
             "classes": federation.classes,
             "train_examples": len(federation.labels),
-            "test_examples": len(federation.test_labels),
+            "test_examples": len(federation.test.labels),
         }
         if not fresh:
             held = Run(self.directory.path).environment["data"]

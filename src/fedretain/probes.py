@@ -1,19 +1,19 @@
-"""Probes look at a round without touching it: test accuracy, and who forgot what."""
+"""Probes look at a round without touching it: who forgot what."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import vmap
 
-from fedretain.engines.engine import Uploads, World, forward, own_of
+from fedretain.engines.engine import Uploads, World, own_of
 from fedretain.engines.loop import LoopTask
 from fedretain.errors import ConfigError
+from fedretain.evaluation import Model, cross_entropies, is_right, logits_of, of_each
 from fedretain.forgetting import (
     ClientForgetting,
     class_accuracy,
@@ -29,13 +29,8 @@ from fedretain.methods import Batch, FedReg, Method, Received
 from fedretain.methods.chain import parts
 from fedretain.methods.fisher import fisher_diagonal
 from fedretain.server import ServerState
-from fedretain.tensors import Tensors, add_scaled, size_in_bytes, zeros_like
+from fedretain.tensors import Tensors, add_scaled, zeros_like
 
-Model = tuple[Tensors, Tensors]
-"""Parameters and buffers."""
-
-STACKED = 2**24
-"""Bytes of models that look at a batch together."""
 EARLIER_ROUNDS = 10
 """How many rounds before the measured one still count as previous data (fedreg-paper B.3)."""
 
@@ -75,19 +70,6 @@ class PersonalRecord(NamedTuple):
         return self._asdict()
 
 
-def evaluate(world: World, params: Tensors, buffers: Tensors, batch_size: int) -> dict[str, float]:
-    """Accuracy and cross-entropy (plain softmax, whatever the training loss) on the test set."""
-    federation = world.federation
-    correct, loss = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
-    correct, loss = correct.to(federation.device), loss.to(federation.device)
-    for inputs, labels in _test_examples(world, batch_size):
-        logits = _logits(world, params, buffers, inputs)
-        correct += (logits.argmax(-1) == labels).sum()
-        loss += torch.nn.functional.cross_entropy(logits.double(), labels, reduction="sum")
-    count = len(federation.test_labels)
-    return {"test_accuracy": correct.item() / count, "test_loss": loss.item() / count}
-
-
 def measure_forgetting(
     world: World,
     received: Received,
@@ -108,7 +90,7 @@ def measure_forgetting(
     owners = np.repeat(np.arange(len(parts)), sizes)
 
     global_model, local_models = (received.params, received.buffers), _one_by_one(uploads)
-    right = _of_each(world, [global_model, *local_models], _examples(world, numbers, batch_size), _is_right)
+    right = of_each(world, [global_model, *local_models], _examples(world, numbers, batch_size), is_right)
     before, *columns = (_share(answers, owners, sizes) for answers in right)
     matrix = np.stack(columns, axis=1)
     forgettable = None
@@ -116,9 +98,7 @@ def measure_forgetting(
         counts = []
         for client, local in zip(models.tolist(), local_models, strict=True):
             own = _examples(world, federation.train[client], batch_size)
-            counts.append(
-                forgettable_examples(*_of_each(world, [local, (after.params, after.buffers)], own, _is_right))
-            )
+            counts.append(forgettable_examples(*of_each(world, [local, (after.params, after.buffers)], own, is_right)))
         forgettable = np.array(counts)
     return ForgettingRecord(
         models,
@@ -141,18 +121,21 @@ def measure_personalised(world: World, state: ServerState, batch_size: int) -> P
     numbers = federation.validation.indices
     owners = np.repeat(np.arange(federation.clients), federation.validation.sizes)
     counts = torch.from_numpy(federation.all_class_counts()).to(federation.device)
-    hits: dict[str, list[np.ndarray]] = {"plain": [], "personalised": []}
+    hits: dict[str, list[Tensor]] = {"plain": [], "personalised": []}
     for start in range(0, len(numbers), batch_size):
         here = slice(start, start + batch_size)
         inputs, labels = federation.examples(numbers[here])
-        logits = _logits(world, state.params, state.buffers, inputs)
+        logits = logits_of(world, state.params, state.buffers, inputs)
         proportions = counts[federation.on_device(owners[here])].to(logits.dtype)
         log_proportions = (proportions / proportions.sum(-1, keepdim=True)).log()
-        hits["plain"].append((logits.argmax(-1) == labels).cpu().numpy())
-        hits["personalised"].append(((logits + log_proportions).argmax(-1) == labels).cpu().numpy())
+        hits["plain"].append(is_right(logits, labels))
+        hits["personalised"].append(is_right(logits + log_proportions, labels))
     sizes = federation.validation.sizes
     return PersonalRecord(
-        **{kind: _share(np.concatenate(right or [np.empty(0)]), owners, sizes) for kind, right in hits.items()}
+        **{
+            kind: _share(torch.cat(right).cpu().numpy() if right else np.empty(0), owners, sizes)
+            for kind, right in hits.items()
+        }
     )
 
 
@@ -184,9 +167,11 @@ def measure_classes(moment: Moment) -> Measured:
     """Test accuracy by class before the round, of each local model and after it, and who held which class."""
     world, received, after = moment.world, moment.received, moment.after
     federation = world.federation
-    labels = federation.test_labels.cpu().numpy()
+    labels = federation.test.labels.cpu().numpy()
     models = [(received.params, received.buffers), *_one_by_one(moment.uploads), (after.params, after.buffers)]
-    predictions = _of_each(world, models, _test_examples(world, moment.batch_size), lambda logits, _: logits.argmax(-1))
+    predictions = of_each(
+        world, models, federation.test.batches(moment.batch_size), lambda logits, _: logits.argmax(-1)
+    )
     before, *columns, aggregated = (class_accuracy(labels, answers, federation.classes) for answers in predictions)
     local = np.stack(columns, axis=1)
     held = torch.stack([federation.class_counts(client) > 0 for client in moment.models.tolist()], dim=1).cpu().numpy()
@@ -230,7 +215,7 @@ def measure_loss_increase(moment: Moment) -> Measured | None:
     numbers, owners = np.concatenate(parts_of_data), np.repeat(np.arange(len(data)), sizes)
 
     models = [(moment.received.params, moment.received.buffers), *_one_by_one(moment.uploads)]
-    losses = _of_each(moment.world, models, _examples(moment.world, numbers, moment.batch_size), _cross_entropy)
+    losses = of_each(moment.world, models, _examples(moment.world, numbers, moment.batch_size), cross_entropies)
     before, *columns = (_share(values, owners, sizes) for values in losses)
     local = np.stack(columns, axis=1)
     increase = loss_increase(before, local)
@@ -307,85 +292,12 @@ def _one_by_one(uploads: list[Uploads]) -> list[Model]:
     ]
 
 
-def _of_each(
-    world: World,
-    models: Sequence[Model],
-    batches: Iterable[tuple[Tensor, Tensor]],
-    look: Callable[[Tensor, Tensor], Tensor],
-) -> np.ndarray:
-    """``look(logits, labels)`` of every example under every model [models, examples].
-
-    Batch by batch, then stack by stack of models: every batch is gathered and normalised once, whatever the number of
-    models.
-    """
-    stacks = _stacked(models)
-    seen = [
-        torch.cat([look(_logits_of_all(world, *stack, inputs), labels) for stack in stacks])
-        for inputs, labels in batches
-    ]
-    return torch.cat(seen, dim=1).cpu().numpy() if seen else np.empty((len(models), 0))
-
-
-def _stacked(models: Sequence[Model]) -> list[Model]:
-    """Models side by side, with a leading axis, as many as ``STACKED`` bytes hold.
-
-    Convolutions of several models at once are slower than one after the other: such models stay alone.
-    """
-    params, _ = models[0]
-    convolves = any(value.dim() > 2 for value in params.values())
-    together = 1 if convolves else max(1, STACKED // max(1, size_in_bytes(params)))
-    return [
-        (_beside([params for params, _ in some]), _beside([buffers for _, buffers in some]))
-        for some in (models[start : start + together] for start in range(0, len(models), together))
-    ]
-
-
-def _beside(parts: Sequence[Tensors]) -> Tensors:
-    if len(parts) == 1:
-        return {name: value[None] for name, value in parts[0].items()}
-    return {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
-
-
-def _logits_of_all(world: World, params: Tensors, buffers: Tensors, inputs: Tensor) -> Tensor:
-    """[models, examples, classes]."""
-    if len(next(iter(params.values()))) == 1:
-        alone, its_buffers = ({name: value[0] for name, value in part.items()} for part in (params, buffers))
-        return _logits(world, alone, its_buffers, inputs)[None]
-    with torch.no_grad():
-        every = vmap(lambda params, buffers: forward(world, params, buffers, inputs, training=False))
-        logits: Tensor = every(params, buffers)
-        return logits
-
-
 def _examples(world: World, numbers: np.ndarray, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Inputs and labels of the given training-set examples, in batches."""
     for start in range(0, len(numbers), batch_size):
         yield world.federation.examples(numbers[start : start + batch_size])
 
 
-def _test_examples(world: World, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The test set in batches."""
-    federation = world.federation
-    for start in range(0, len(federation.test_labels), batch_size):
-        here = slice(start, start + batch_size)
-        yield federation.normalise(federation.test_inputs[here]), federation.test_labels[here]
-
-
-def _is_right(logits: Tensor, labels: Tensor) -> Tensor:
-    return logits.argmax(-1) == labels
-
-
-def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Plain softmax, whatever the training loss."""
-    flat, every = logits.double().flatten(0, 1), labels.repeat(len(logits))
-    return torch.nn.functional.cross_entropy(flat, every, reduction="none").reshape(logits.shape[:2])
-
-
 def _flat(tensors: Tensors) -> np.ndarray:
     """All entries in one row, by name: tensors read from a checkpoint come in any order, and sums must not notice."""
     return torch.cat([tensors[name].flatten() for name in sorted(tensors)]).double().cpu().numpy()
-
-
-def _logits(world: World, params: Tensors, buffers: Tensors, inputs: Tensor) -> Tensor:
-    with torch.no_grad():
-        return forward(world, params, buffers, inputs, training=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from fedretain.engines import Engine, Uploads, World
 from fedretain.engines.schedule import sample_cohort
 from fedretain.engines.sums import Sums
 from fedretain.errors import TrainingError
+from fedretain.evaluation import evaluate_all
 from fedretain.methods import Received
 from fedretain.probes import (
     EARLIER_ROUNDS,
@@ -25,7 +26,6 @@ from fedretain.probes import (
     ForgettingRecord,
     Moment,
     check_measures,
-    evaluate,
     means,
     measure_forgetting,
     measure_personalised,
@@ -131,18 +131,20 @@ class Rounds:
             time.perf_counter(),
         )
 
-    def close(self, order: Order, uploads: Iterable[Uploads], *, sharing: int = 1) -> Ended:
-        """Combine the uploads and measure. ``sharing`` experiments that train together share the time that it took."""
-        return self.end(order, self.gather(order, uploads), sharing=sharing)
+    def close(self, order: Order, uploads: Iterable[Uploads]) -> Ended:
+        """Combine the uploads, test and measure."""
+        moved = self.move(order, self.gather(order, uploads))
+        (tested,) = evaluate_moved([(self, moved)])
+        return self.end(moved, tested)
 
     def gather(self, order: Order, uploads: Iterable[Uploads]) -> Gathered:
         """Add the uploads up as they arrive; the server does not move yet."""
         ledger = Ledger(order.received.round, self.store, keep=order.measuring)
         return Gathered(*receive(self.world.method, ledger.note(uploads), order.weights), ledger)
 
-    def end(self, order: Order, gathered: Gathered, *, sharing: int = 1) -> Ended:
-        """Move the server and measure."""
-        experiment, world, received = self.experiment, self.world, order.received
+    def move(self, order: Order, gathered: Gathered, *, sharing: int = 1) -> Moved:
+        """The server's next state. ``sharing`` experiments that train together share the time that it took."""
+        world, received = self.world, order.received
         sums, weights, ledger = gathered
         state = advance(
             self.state,
@@ -154,28 +156,33 @@ class Rounds:
             population=world.federation.clients,
         )
         _refuse_divergence(received.round, all_finite(state.params))
-
-        trained = time.perf_counter()
         row = ledger.row(order.cohort, weights.tolist(), world.federation) | {
             "upload_bytes": sums.bytes_up,
             "download_bytes": len(order.cohort) * download_bytes(received),
-            "seconds": (trained - order.started) / sharing,
+            "seconds": (time.perf_counter() - order.started) / sharing,
         }
-        records: Records = {}
-        if _due(experiment.evaluate.every, received.round, experiment.rounds, always_last=True):
-            row |= evaluate(world, state.params, state.buffers, experiment.evaluate.batch_size)
-            _refuse_divergence(received.round, math.isfinite(row["test_loss"]))
-            if experiment.evaluate.personalised:
-                personal = measure_personalised(world, state, experiment.evaluate.batch_size)
+        return Moved(order, state, ledger, row)
+
+    def end(self, moved: Moved, tested: Tested) -> Ended:
+        """Look at what came of the round, and make its state the one that the next begins with."""
+        order, state, ledger, trained = moved
+        evaluate = self.experiment.evaluate
+        started = time.perf_counter()
+        row, records = trained | tested.metrics, Records()
+        if tested.metrics:
+            _refuse_divergence(state.round, math.isfinite(row["test_loss"]))
+            if evaluate.personalised:
+                personal = measure_personalised(self.world, state, evaluate.batch_size)
                 row |= means(client_accuracy=personal.plain, personalised_accuracy=personal.personalised)
                 records["personalised"] = personal.arrays()
         evaluated = time.perf_counter()
         if order.measuring:
-            self._measure(received, ledger.kept, state, row, records)
-        row["evaluate_seconds"], row["measure_seconds"] = evaluated - trained, time.perf_counter() - evaluated
+            self._measure(order.received, ledger.kept, state, row, records)
+        row["evaluate_seconds"] = tested.seconds + evaluated - started
+        row["measure_seconds"] = time.perf_counter() - evaluated
         self.state = state
         self.clients = self.clients | ledger.versions if ledger.versions else self.clients
-        return Ended(Checkpoint(state, self.clients, self.facts), {"round": received.round, **row}, records)
+        return Ended(Checkpoint(state, self.clients, self.facts), {"round": state.round, **row}, records)
 
     def _measure(
         self, received: Received, uploads: list[Uploads], state: ServerState, row: dict[str, Any], records: Records
@@ -263,6 +270,44 @@ class Gathered(NamedTuple):
     sums: Sums
     weights: Tensor
     ledger: Ledger
+
+
+class Moved(NamedTuple):
+    """A round whose server has moved on: what is left is to look at it."""
+
+    order: Order
+    state: ServerState
+    ledger: Ledger
+    row: dict[str, Any]
+
+
+class Tested(NamedTuple):
+    """Accuracy and loss of a new global model, where they were due, and its share of the time."""
+
+    metrics: dict[str, float]
+    seconds: float
+
+
+def evaluate_moved(moved: Sequence[tuple[Rounds, Moved]], *, stacked: bool = True) -> list[Tested]:
+    """Test the new global models that are due; those of experiments that train together look at each batch together.
+
+    ``stacked=False`` keeps the bits that each has alone.
+    """
+    found = [Tested({}, 0.0)] * len(moved)
+    due: dict[int, list[int]] = {}
+    for index, (rounds, (_, state, _, _)) in enumerate(moved):
+        experiment = rounds.experiment
+        if _due(experiment.evaluate.every, state.round, experiment.rounds, always_last=True):
+            due.setdefault(experiment.evaluate.batch_size, []).append(index)
+    for batch_size, group in due.items():
+        started = time.perf_counter()
+        states = [moved[index][1].state for index in group]
+        world = moved[group[0]][0].world
+        metrics = evaluate_all(world, [(state.params, state.buffers) for state in states], batch_size, stacked=stacked)
+        seconds = (time.perf_counter() - started) / len(group)
+        for index, its_metrics in zip(group, metrics, strict=True):
+            found[index] = Tested(its_metrics, seconds)
+    return found
 
 
 def _state_of(clients: Mapping[int, int], store: ClientStore, like: Tensor, client: int) -> Tensors | None:

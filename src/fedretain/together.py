@@ -11,12 +11,12 @@ from pathlib import Path
 from fedretain.config import Experiment, Variant
 from fedretain.data.federation import Parts
 from fedretain.engines import Uploads, World
-from fedretain.engines.planner import Plan, build_engine_for_all, plan_for_all
+from fedretain.engines.planner import SAME_BITS, Plan, build_engine_for_all, plan_for_all
 from fedretain.engines.stack import Work
 from fedretain.engines.varied import alike
 from fedretain.errors import ConfigError, TrainingError
 from fedretain.keeping import Keeper, Watcher
-from fedretain.rounds import Gathered, Order, Rounds
+from fedretain.rounds import Gathered, Moved, Order, Rounds, evaluate_moved
 from fedretain.runs.directory import RunDirectory
 from fedretain.runs.trackers import Tracker
 from fedretain.runs.trackers.tracking import Tracking, build_trackers
@@ -117,13 +117,7 @@ def _train(keepers: list[Keeper], plan: Plan, failed: Callable[[Keeper, str], No
                         return
                     keepers = _without(keepers, [(keepers[error.which], error)], failed)
                     break
-                broken = []
-                for keeper, order, own in zip(keepers, orders, gathered, strict=True):
-                    try:
-                        keeper.keep(rounds[id(keeper)].end(order, own, sharing=len(keepers)))
-                    except TrainingError as error:
-                        broken.append((keeper, error))
-                if broken:
+                if broken := _end([(keeper, rounds[id(keeper)]) for keeper in keepers], orders, gathered, plan):
                     keepers = _without(keepers, broken, failed)
                     break
             else:
@@ -152,6 +146,27 @@ def _gathered(
                 raise
             waiting[which] = []
     return [found[which] for which in range(len(orders))]
+
+
+def _end(
+    trained: Sequence[tuple[Keeper, Rounds]], orders: Sequence[Order], gathered: Sequence[Gathered], plan: Plan
+) -> list[tuple[Keeper, TrainingError]]:
+    """Move all servers, test the new models together, keep each round; who broke down on the way, and why."""
+    broken: list[tuple[Keeper, TrainingError]] = []
+    moved: list[tuple[Keeper, Rounds, Moved]] = []
+    for (keeper, rounds), order, own in zip(trained, orders, gathered, strict=True):
+        try:
+            moved.append((keeper, rounds, rounds.move(order, own, sharing=len(trained))))
+        except TrainingError as error:
+            broken.append((keeper, error))
+    # Where training keeps the bits that each variant has alone, testing does too.
+    tested = evaluate_moved([(rounds, its) for _, rounds, its in moved], stacked=plan.key not in SAME_BITS)
+    for (keeper, rounds, its), its_test in zip(moved, tested, strict=True):
+        try:
+            keeper.keep(rounds.end(its, its_test))
+        except TrainingError as error:
+            broken.append((keeper, error))
+    return broken
 
 
 def _without(

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import yaml
 from tests.agreement.conftest import dataset, settings
 
 import fedretain
+from fedretain import evaluation, rounds
 from fedretain.config import expand_variants
 from fedretain.errors import RunError
 from fedretain.experiment import build_world
@@ -156,6 +158,90 @@ def test_one_whose_global_model_overflows(tmp_path: Path) -> None:
     assert_same_numbers(
         mixed._replace(runs=mixed.runs), good._replace(runs=dict.fromkeys(mixed.runs, *good.runs.values()))
     )
+
+
+def test_one_whose_global_model_gives_no_numbers(tmp_path: Path) -> None:
+    """Parameters near 1e200 are finite, their products are not: the test loss of that variant alone is no number."""
+    mixed = fedretain.compare(
+        comparison({"server.lr": [1.0, 1e200, 0.5]}, rounds=3), out=tmp_path / "mixed", data=dataset()
+    )
+    assert [failure.variant for failure in mixed.failures] == ["server.lr=1e+200"]
+    assert "round 1: training diverged" in mixed.failures[0].reason
+    good = fedretain.compare(comparison({"server.lr": [1.0, 0.5]}, rounds=3), out=tmp_path / "good", data=dataset())
+    assert_same_numbers(mixed, good)
+
+
+def forward_passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of examples of every forward pass of an evaluation, however many models share it."""
+    seen: list[int] = []
+    forward = evaluation.forward
+
+    def counted(world: Any, params: Any, buffers: Any, inputs: torch.Tensor, *, training: bool) -> torch.Tensor:
+        seen.append(len(inputs))
+        return forward(world, params, buffers, inputs, training=training)
+
+    monkeypatch.setattr(evaluation, "forward", counted)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("engine", "a_round"),
+    [({"name": "vectorised"}, 1), ({"name": "workers", "workers": 2, "inner": "loop"}, 3)],
+    ids=str,
+)
+def test_variants_are_tested_together(
+    engine: dict[str, Any], a_round: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """16 test examples, three variants, four rounds: three initial models, then one pass a round, or one each.
+
+    Where training keeps the loop engine's bits, so does testing.
+    """
+    given = comparison({"seed": [0, 1, 2]}, rounds=4)
+    given |= {"engine": engine, "forgetting": {"every": 0}}
+    passes = forward_passes(monkeypatch)
+    fedretain.compare(given, out=tmp_path / "together", data=dataset())
+    assert passes == [16] * (3 + 4 * a_round)
+
+
+def test_variants_that_test_at_other_times_and_in_other_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every second round those of ``every: 2`` join in; each batch size is a stack of its own."""
+    given = comparison({"evaluate.every": [1, 2], "evaluate.batch_size": [16, 10]}, rounds=4)
+    given |= {"forgetting": {"every": 0}}
+    del given["evaluate"]
+    passes = forward_passes(monkeypatch)
+    together = fedretain.compare(given, out=tmp_path / "together", data=dataset())
+    assert sorted(passes) == sorted([16, 10, 6] * (2 + 4))
+    monkeypatch.undo()
+    for name, run in together.runs.items():
+        every = 2 if "every=2" in name else 1
+        assert [row["round"] for row in run.metrics if "test_loss" in row] == list(range(every, 5, every))
+    alone = fedretain.compare(
+        given | {"engine": {**given["engine"], "stack": False}}, out=tmp_path / "alone", data=dataset()
+    )
+    for name, run in together.runs.items():
+        for row, their_row in zip(run.metrics, alone.runs[name].metrics, strict=True):
+            assert_like(without_seconds(row), without_seconds(their_row), 1e-8)
+
+
+def test_the_time_of_testing_is_shared_and_not_that_of_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A test that takes 0.6 s for three variants is 0.2 s of each, and none of their ``seconds``."""
+    tested = evaluation.evaluate_all
+
+    def slowly(*given: Any, **named: Any) -> list[dict[str, float]]:
+        time.sleep(0.6)
+        return tested(*given, **named)
+
+    monkeypatch.setattr(rounds, "evaluate_all", slowly)
+    given = comparison({"seed": [0, 1, 2]}, rounds=1) | {"forgetting": {"every": 0}}
+    found = fedretain.compare(given, out=tmp_path / "runs", data=dataset())
+    rows = [run.metrics[-1] for run in found.runs.values()]
+    assert [row["evaluate_seconds"] for row in rows] == [pytest.approx(0.2, abs=0.1)] * 3
+    started = [row["seconds"] for row in rows]
+    assert max(started) - min(started) < 0.1
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,10 @@ from fedretain.errors import DataError, PartitionError, unknown
 
 if TYPE_CHECKING:
     from fedretain.config import PartitionSettings
+
+KEPT_ON_CPU, KEPT_ON_ACCELERATOR = 2**26, 2**30
+"""Bytes up to which normalised test inputs are kept for the next evaluation, beside the raw ones."""
+_BLOCK = 2048
 
 
 @dataclass(frozen=True)
@@ -57,14 +61,45 @@ class Parts:
         return bool((self.sizes == self.sizes[:1]).all())
 
 
+@dataclass(frozen=True, eq=False)
+class EvaluationSet:
+    """The test examples, and how a model sees them."""
+
+    inputs: Tensor
+    labels: Tensor
+    normalise: Normalise
+
+    def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Normalised inputs and labels, in their order."""
+        for start in range(0, len(self.labels), size):
+            here = slice(start, start + size)
+            seen = self.normalise(self.inputs[here]) if self._normalised is None else self._normalised[here]
+            yield seen, self.labels[here]
+
+    @cached_property
+    def _normalised(self) -> Tensor | None:
+        """All inputs as a model sees them; None where they are too large to be kept."""
+        kept = KEPT_ON_CPU if self.inputs.device.type == "cpu" else KEPT_ON_ACCELERATOR
+        if self.inputs.numel() * self.normalise.dtype.itemsize > kept:
+            return None
+        seen = torch.empty_like(self.inputs, dtype=self.normalise.dtype)
+        for start in range(0, len(seen), _BLOCK):
+            here = slice(start, start + _BLOCK)
+            seen[here] = self.normalise(self.inputs[here])
+        return seen
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What other processes are sent: without the normalised inputs, for only this one evaluates."""
+        return {"inputs": self.inputs, "labels": self.labels, "normalise": self.normalise}
+
+
 @dataclass(frozen=True)
 class Federation:
     """Everything the engines and probes need to know about data."""
 
     inputs: Tensor
     labels: Tensor
-    test_inputs: Tensor
-    test_labels: Tensor
+    test: EvaluationSet
     train: Parts
     validation: Parts
     normalise: Normalise
@@ -95,7 +130,7 @@ class Federation:
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """All examples and their labels."""
-        return self.inputs, self.labels, self.test_inputs, self.test_labels
+        return self.inputs, self.labels, self.test.inputs, self.test.labels
 
     def sharing(self, other: Federation) -> Federation:
         """The same federation on the examples that the other one holds, if these are the same."""
@@ -109,14 +144,7 @@ class Federation:
         )
         if not like:
             return self
-        return replace(
-            self,
-            inputs=other.inputs,
-            labels=other.labels,
-            test_inputs=other.test_inputs,
-            test_labels=other.test_labels,
-            normalise=other.normalise,
-        )
+        return replace(self, inputs=other.inputs, labels=other.labels, test=other.test, normalise=other.normalise)
 
     def class_counts(self, client: int) -> Tensor:
         """How many training examples of each class a client holds."""
@@ -133,7 +161,7 @@ class Federation:
     def examples(self, numbers: np.ndarray) -> tuple[Tensor, Tensor]:
         """Normalised inputs and labels of the given examples."""
         at = self.on_device(numbers)
-        return self.normalise(self.inputs[at]), self.labels[at]
+        return self.normalise(self.inputs.index_select(0, at)), self.labels[at]
 
 
 def class_counts_of(parts: Parts, labels: np.ndarray, classes: int) -> np.ndarray:
@@ -178,15 +206,14 @@ def build_federation(
             "use fewer clients or another partition"
         )
     inputs, labels = _on(device, dtype, dataset.train)
-    test_inputs, test_labels = _on(device, dtype, dataset.test)
+    normalise = normalise.to(device, dtype)
     return Federation(
         inputs,
         labels,
-        test_inputs,
-        test_labels,
+        EvaluationSet(*_on(device, dtype, dataset.test), normalise),
         train,
         validation,
-        normalise.to(device, dtype),
+        normalise,
         dataset.class_names,
         dataset.fingerprint,
     )

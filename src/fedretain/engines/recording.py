@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fedretain.engines.fusing import call_directly, fuse, pool_by_slices
 from fedretain.engines.hoisting import hoist
-from fedretain.engines.native import convolve_few_channels, pool_in_one_pass
+from fedretain.engines.native import convolve_few_channels, pool_in_one_pass, update_in_one_pass
 from fedretain.engines.rewriting import fold_constants, simplify, update_in_place, use_memory_again
 from fedretain.engines.tracing import trace
 from fedretain.methods import Received
@@ -84,6 +84,8 @@ class Recording:
             fold_constants(module)
             self.first, module = hoist(module, self.carried, ends[1])
             use_memory_again(module.graph)
+            if on_cpu:
+                update_in_one_pass(module.graph)
             for part in (self.first, module):
                 call_directly(part.graph)
                 part.recompile()

@@ -148,6 +148,24 @@ def test_nothing_is_written_beyond_the_results(dtype: torch.dtype) -> None:
             assert (result[32 : 32 + rows * half] != 7).all()
 
 
+@pytest.mark.parametrize("count", [1, 7, 16, 100, 1003])
+def test_an_update_is_rounded_twice(count: int, dtype: torch.dtype) -> None:
+    """Like a product and a sum of their own; a fused one differs in some of the last bits.
+
+    The rate is a number in double precision, as engines give it.
+    """
+    if not kernels.available(dtype, "add_scaled"):
+        pytest.skip("this processor's registers are not known to the kernel")
+    generator = torch.Generator().manual_seed(count)
+    numbers, gradient = (random(generator, count, dtype=dtype) for _ in range(2))
+    rate = torch.tensor(-0.1, dtype=torch.float64)
+    expected = numbers.clone().add_(gradient.clone().mul_(rate))
+    kept = gradient.clone()
+    assert kernels.add_scaled_(numbers, gradient, rate) is numbers
+    assert numbers.equal(expected)
+    assert gradient.equal(kept)
+
+
 def test_no_memory_is_an_error(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing_left(*_: object) -> ctypes.c_int:
         return ctypes.c_int(1)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad
 
 from fedretain.engines.native import convolve_few_channels, few_channels, kernels, passes, pool_in_one_pass
+from fedretain.engines.recording import Recording
 from fedretain.engines.tracing import trace, uncompiled
 from fedretain.models import build_model
 
@@ -110,6 +111,28 @@ def test_without_kernels_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> Non
     pool_in_one_pass(module.graph)
     convolve_few_channels(module.graph)
     assert targets(module) == before
+
+
+def updated(weights: Tensor, gradient: Tensor, rate: Tensor) -> Any:
+    """A recording of w + c·g, the rate a number."""
+
+    def step(carry: dict[str, Tensor], moving: Tensor, fixed: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        return {"w": carry["w"] + fixed * (moving * 2)}, moving
+
+    return Recording(step, {"w": weights.clone()}, gradient, rate)
+
+
+@pytest.mark.parametrize("rows", [100, 200])
+def test_updates_of_large_tensors(rows: int, dtype: torch.dtype) -> None:
+    """From 2¹⁴ numbers on; the same bits as the loop engine's w + c·g."""
+    generator = torch.Generator().manual_seed(2)
+    weights = torch.randn(rows, 100, generator=generator, dtype=torch.float64).to(dtype)
+    gradient = torch.randn(rows, 100, generator=generator, dtype=torch.float64).to(dtype)
+    rate = torch.tensor(-0.3, dtype=torch.float64)
+    recording = updated(weights, gradient, rate)
+    assert (kernels.add_scaled_ in targets(recording.module)) is (rows == 200)
+    (found,), _ = recording.play([weights.clone()], [gradient], [rate])
+    assert found.equal(weights + rate * (gradient * 2))
 
 
 @pytest.mark.parametrize(("name", "few"), [("lenet", True), ("fedavg_cnn", False), ("mlp", False)])

@@ -3,7 +3,13 @@
 from fedretain.engines.native.building import compiler
 from fedretain.engines.native.kernels import available
 from fedretain.engines.native.looking import pooling
-from fedretain.engines.native.passes import convolve_few_channels, few_channels, pool_in_one_pass, uses_kernels
+from fedretain.engines.native.passes import (
+    convolve_few_channels,
+    few_channels,
+    pool_in_one_pass,
+    update_in_one_pass,
+    uses_kernels,
+)
 
 __all__ = [
     "available",
@@ -12,5 +18,6 @@ __all__ = [
     "few_channels",
     "pool_in_one_pass",
     "pooling",
+    "update_in_one_pass",
     "uses_kernels",
 ]

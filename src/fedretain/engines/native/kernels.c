@@ -1,4 +1,4 @@
-/* Convolutions over few channels and 2 x 2 max-pooling on one thread of a CPU. All maps are
+/* Convolutions over few channels, 2 x 2 max-pooling and updates on one thread of a CPU. All maps are
    [batch][channels][height][width] without gaps, of float or, with DOUBLE defined, of double. Functions that take
    memory of their own return 1 where there is none, else 0. */
 
@@ -44,3 +44,4 @@
 
 #include "convolution.h"
 #include "pooling.h"
+#include "updating.h"

@@ -72,13 +72,27 @@ def weights_gradient(gradient: Tensor, maps: Tensor, weights: Tensor, padding: P
     return out, bias
 
 
-def available(dtype: torch.dtype) -> bool:
-    """Whether there are kernels for this type of numbers."""
-    return library(dtype) is not None
+def add_scaled_(numbers: Tensor, gradient: Tensor, factor: Tensor) -> Tensor:
+    """w ← w + c·g, rounded like ``w.add_(g.mul(c))``; both lie in memory without gaps, in the same order."""
+    _function("add_scaled", numbers.dtype)(numbers.data_ptr(), gradient.data_ptr(), factor.item(), numbers.numel())
+    return numbers
 
 
-_POINTERS = {"pool": 3, "pool_gradient": 3, "convolve": 4, "maps_gradient": 3, "weights_gradient": 4}
-"""How many tensors a function is given, before whole numbers."""
+def available(dtype: torch.dtype, name: str = "pool") -> bool:
+    """Whether there are kernels for this type of numbers; not every processor has every one."""
+    found = library(dtype)
+    return found is not None and hasattr(found, name)
+
+
+_TENSOR, _WHOLE = ctypes.c_void_p, ctypes.c_long
+_ARGUMENTS = {
+    "pool": [_TENSOR] * 3 + [_WHOLE] * 2,
+    "pool_gradient": [_TENSOR] * 3 + [_WHOLE] * 2,
+    "convolve": [_TENSOR] * 4 + [_WHOLE] * 9,
+    "maps_gradient": [_TENSOR] * 3 + [_WHOLE] * 9,
+    "weights_gradient": [_TENSOR] * 4 + [_WHOLE] * 9,
+    "add_scaled": [_TENSOR, _TENSOR, ctypes.c_double, _WHOLE],
+}
 
 
 @functools.cache
@@ -86,9 +100,7 @@ def _function(name: str, dtype: torch.dtype) -> Callable[..., Any]:
     found = library(dtype)
     assert found is not None
     function = getattr(found, name)
-    numbers = 2 if name.startswith("pool") else 9
-    function.argtypes = [ctypes.c_void_p] * _POINTERS[name] + [ctypes.c_long] * numbers
-    function.restype = None if name.startswith("pool") else ctypes.c_int
+    function.argtypes, function.restype = _ARGUMENTS[name], ctypes.c_int
     return function  # type: ignore[no-any-return]
 
 

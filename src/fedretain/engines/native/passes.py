@@ -12,6 +12,7 @@ from fedretain.engines.native.kernels import (
     LEAST_WIDTH,
     Gradients,
     Padding,
+    add_scaled_,
     available,
     convolve,
     maps_gradient,
@@ -19,12 +20,14 @@ from fedretain.engines.native.kernels import (
     pool_backward,
     weights_gradient,
 )
-from fedretain.engines.nodes import shape_of, type_of
+from fedretain.engines.nodes import alike, shape_of, strides_of, type_of
 
 aten = torch.ops.aten
 
 FULL = 16
 """Channels from which PyTorch's convolutions keep a vector of the processor full."""
+MANY = 2**14
+"""Parameters of a tensor from which passing by once saves time."""
 LITTLE = 2_000_000
 """Products of a convolution below which calling PyTorch's takes longer than ours."""
 
@@ -50,6 +53,24 @@ def pool_in_one_pass(graph: fx.Graph) -> None:
         for user in backward:
             user.target, user.args = pool_backward, (user.args[0], user.args[-1])
             user.meta["fresh"] = True
+
+
+def update_in_one_pass(graph: fx.Graph) -> None:
+    """``w.add_(g.mul_(c))`` with a number c by our kernel, to the same bits: w and g pass by once, not twice."""
+    for node in list(graph.nodes):
+        if node.target is not aten.add_.Tensor or node.kwargs:
+            continue
+        numbers, change = node.args
+        if not isinstance(change, fx.Node) or change.target is not aten.mul_.Tensor or set(change.users) != {node}:
+            continue
+        gradient, factor = change.args
+        shape = shape_of(numbers)
+        if shape is None or not alike(numbers, gradient) or shape_of(factor) != () or torch.Size(shape).numel() < MANY:
+            continue
+        same_order = strides_of(numbers) == strides_of(gradient) and numbers.meta["val"].is_contiguous()
+        if same_order and available(type_of(numbers), "add_scaled"):
+            node.target, node.args = add_scaled_, (numbers, gradient, factor)
+            graph.erase_node(change)
 
 
 def uses_kernels(model: nn.Module) -> bool:

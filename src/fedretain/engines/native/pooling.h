@@ -46,19 +46,21 @@ INLINE void spread(const REAL *gradient, const WHOLE *place, REAL *upper, REAL *
   *(wholes *)(lower + PAIRS) = __builtin_shufflevector(c, d, SECOND);
 }
 
-void pool(const REAL *maps, REAL *out, WHOLE *place, long rows, long half) {
+int pool(const REAL *maps, REAL *out, WHOLE *place, long rows, long half) {
   for (long r = 0; r < rows; r++, maps += 4 * half, out += half, place += half) {
     for (long i = 0; i + PAIRS <= half; i += PAIRS) largest(maps + 2 * i, maps + 2 * (half + i), out + i, place + i);
     const long i = half - PAIRS; /* overlaps what is there already */
     largest(maps + 2 * i, maps + 2 * (half + i), out + i, place + i);
   }
+  return 0;
 }
 
-void pool_gradient(const REAL *gradient, const WHOLE *place, REAL *out, long rows, long half) {
+int pool_gradient(const REAL *gradient, const WHOLE *place, REAL *out, long rows, long half) {
   for (long r = 0; r < rows; r++, out += 4 * half, gradient += half, place += half) {
     for (long i = 0; i + PAIRS <= half; i += PAIRS)
       spread(gradient + i, place + i, out + 2 * i, out + 2 * (half + i));
     const long i = half - PAIRS;
     spread(gradient + i, place + i, out + 2 * i, out + 2 * (half + i));
   }
+  return 0;
 }

@@ -1,0 +1,91 @@
+"""What kernels of our own buy on a CPU, one thread: ``python -m benchmarks.kernels``.
+
+A local step of W1 and W2 without them, with pooling and updates (``inner: loop``, the same bits) and with convolutions
+too (``inner: native``); and a test of their models without and with pooling. They take turns, the quickest turn counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+import fedretain
+from benchmarks.works import WORKS, Variant
+from fedretain.config import make_experiment
+from fedretain.engines.engine import World
+from fedretain.engines.memory import keep_freed_memory
+from fedretain.engines.native.building import library
+from fedretain.engines.recorded import RecordedEngine
+from fedretain.evaluation import evaluate
+from fedretain.experiment import build_world
+from fedretain.methods import Received
+
+EXAMPLES = 5000
+
+
+@contextmanager
+def without_kernels() -> Iterator[None]:
+    """A block in which nothing of our own is found."""
+    os.environ["FEDRETAIN_NATIVE"] = "0"
+    library.cache_clear()
+    yield
+    del os.environ["FEDRETAIN_NATIVE"]
+    library.cache_clear()
+
+
+def step_of(world: World, *, exact: bool) -> Callable[[], float]:
+    """Trains a client; milliseconds a step. It is called once here, so that its steps are recorded now."""
+    engine = RecordedEngine(world, exact)
+    received = Received({name: p.detach() for name, p in world.model.named_parameters()}, {}, {}, 1)
+
+    def train() -> float:
+        started = time.perf_counter()
+        (uploads,) = engine.train(received, np.array([0]), lambda client: None, local_models=False)
+        return 1000 * (time.perf_counter() - started) / int(uploads.steps[0])
+
+    train()
+    return train
+
+
+def evaluation_of(world: World) -> float:
+    """Milliseconds of looking at the test set."""
+    params = {name: p.detach() for name, p in world.model.named_parameters()}
+    started = time.perf_counter()
+    evaluate(world, params, {}, 500)
+    return 1000 * (time.perf_counter() - started)
+
+
+def main() -> None:
+    """Print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--turns", type=int, default=20)
+    turns = parser.parse_args().turns
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    for name in ("W1-mnist-cnn", "W2-cifar-lenet"):
+        work = WORKS[name]
+        inputs, labels = work.data()
+        data = fedretain.from_arrays(inputs, labels, inputs[:EXAMPLES], labels[:EXAMPLES])
+        world = build_world(make_experiment(work.experiment(Variant(), 1)), data)
+        with without_kernels():
+            steps = {"without": step_of(world, exact=True)}
+        steps |= {"loop": step_of(world, exact=True), "native": step_of(world, exact=False)}
+        times = [[step() for step in steps.values()] for _ in range(turns)]
+        best = dict(zip(steps, map(min, zip(*times, strict=True)), strict=True))
+        print(f"{name}, ms a step: " + ", ".join(f"{kind} {ms:.2f}" for kind, ms in best.items()), flush=True)
+        tested: dict[str, list[float]] = {"without": [], "with": []}
+        for _ in range(max(2, turns // 4)):
+            with without_kernels():
+                tested["without"].append(evaluation_of(world))
+            tested["with"].append(evaluation_of(world))
+        print(f"  {EXAMPLES:,} test examples, ms: " + ", ".join(f"{k} {min(v):.0f}" for k, v in tested.items()))
+
+
+if __name__ == "__main__":
+    main()

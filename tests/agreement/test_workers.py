@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from tests.agreement.conftest import Ended, assert_agree, dataset, settings
 
 from fedretain.config import make_experiment
 from fedretain.engines import LoopEngine, World
+from fedretain.engines.native.building import library
 from fedretain.engines.processes import can_copy_this_process
 from fedretain.engines.stack import Prepared, Work
 from fedretain.engines.vectorised import VectorisedEngine
@@ -106,6 +108,24 @@ def test_uneven_stacks_in_workers_are_made_ahead(
     )
     assert prepared == [True] * 3
     assert len(engines[0].cuts) == 1
+
+
+def test_without_kernels_native_is_loop(
+    trained: Trained, engines: list[WorkersEngine], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And says so. Float64, where the operations that are left out besides change nothing but last bits."""
+    given = settings(model="lenet", rounds=1, participation=2, local={"epochs": 1})
+    data = dataset(96, (1, 16, 16))
+    monkeypatch.setenv("CC", "no-such-compiler")
+    library.cache_clear()
+    try:
+        with caplog.at_level(logging.INFO, "fedretain"):
+            native = trained(with_workers(engines, 2, "native"), given, data)
+    finally:
+        library.cache_clear()
+    assert_agree(trained(LoopEngine, given, data), native)
+    (message,) = [record.getMessage() for record in caplog.records if record.name == "fedretain"]
+    assert message.startswith("engine: native has no kernels here and trains like loop")
 
 
 @pytest.mark.parametrize("workers", [2, 3, 4])

@@ -7,6 +7,7 @@ operations (``inner: native``, other last bits), or trains its share as one stac
 
 from __future__ import annotations
 
+import logging
 import pickle
 import socket
 import subprocess
@@ -35,6 +36,8 @@ from fedretain.engines.worker import SLOTS, Trainer, build, collect, look_ahead
 from fedretain.errors import ConfigError, TrainingError
 from fedretain.methods import Received
 from fedretain.tensors import Tensors
+
+LOG = logging.getLogger("fedretain")
 
 Unit = list[tuple[int, np.ndarray]]
 """Clients that a worker trains in one go: which experiment, and their positions in its cohort."""
@@ -214,7 +217,9 @@ class WorkersEngine:
             return
         keep_freed_memory()
         if uses_kernels(model := self.worlds[0].model):
-            available(next(model.parameters()).dtype)  # compiled once, before there are copies of this process
+            found = available(next(model.parameters()).dtype)  # compiled once, before there are copies of this process
+            if self.inner == "native" and not found:
+                LOG.info("engine: native has no kernels here and trains like loop; fedretain doctor says why")
         if self.count > 1:
             self._refuse_strangers()
             if not self.pool.workers and can_copy_this_process():

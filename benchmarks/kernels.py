@@ -1,7 +1,8 @@
 """What kernels of our own buy on a CPU, one thread: ``python -m benchmarks.kernels``.
 
 A local step of W1 and W2 without them, with pooling and updates (``inner: loop``, the same bits) and with convolutions
-too (``inner: native``); and a test of their models without and with pooling. They take turns, the quickest turn counts.
+too (``inner: native``); a test of their models without and with pooling; and LeNet's operations one by one. They take
+turns, the quickest turn counts.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import torch
@@ -19,12 +21,16 @@ import fedretain
 from benchmarks.works import WORKS, Variant
 from fedretain.config import make_experiment
 from fedretain.engines.engine import World
+from fedretain.engines.fusing import halve, halve_backward
 from fedretain.engines.memory import keep_freed_memory
+from fedretain.engines.native import kernels
 from fedretain.engines.native.building import library
 from fedretain.engines.recorded import RecordedEngine
 from fedretain.evaluation import evaluate
 from fedretain.experiment import build_world
 from fedretain.methods import Received
+
+aten = torch.ops.aten
 
 EXAMPLES = 5000
 
@@ -61,8 +67,62 @@ def evaluation_of(world: World) -> float:
     return 1000 * (time.perf_counter() - started)
 
 
+def quickest(ways: Mapping[str, Callable[[], object]], turns: int) -> str:
+    """Milliseconds of each way, which take turns."""
+    times: dict[str, list[float]] = {way: [] for way in ways}
+    for _ in range(turns):
+        for way, call in ways.items():
+            started = time.perf_counter()
+            call()
+            times[way].append(time.perf_counter() - started)
+    return ", ".join(f"{way} {1000 * min(found):.2f}" for way, found in times.items())
+
+
+def show_operations(turns: int) -> None:
+    """LeNet's operations on a batch of 64 images of CIFAR-10's shape."""
+    generator = torch.Generator().manual_seed(0)
+    for inputs, side, outputs in ((3, 32, 6), (6, 14, 16)):
+        maps = torch.randn(64, inputs, side, side, generator=generator)
+        weights, bias = torch.randn(outputs, inputs, 5, 5, generator=generator), torch.zeros(outputs)
+        how = ((1, 1), (0, 0), (1, 1), False, (0, 0), 1)
+        out = aten.convolution(maps, weights, bias, *how)
+        backward = partial(aten.convolution_backward, out, maps, weights, [outputs], *how)
+        pairs: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
+            "forward": (
+                partial(aten.convolution, maps, weights, bias, *how),
+                partial(kernels.convolve, maps, weights, bias, (0, 0)),
+            ),
+            "gradient of the maps": (
+                partial(backward, [True, False, False]),
+                partial(kernels.maps_gradient, out, maps, weights, (0, 0)),
+            ),
+            "gradient of the weights": (
+                partial(backward, [False, True, True]),
+                partial(kernels.weights_gradient, out, maps, weights, (0, 0)),
+            ),
+        }
+        for name, (theirs, ours) in pairs.items():
+            print(f"{inputs} → {outputs} channels, {name}, ms: {quickest({'PyTorch': theirs, 'ours': ours}, turns)}")
+        pooled, indices = aten.max_pool2d_with_indices(out, [2, 2])
+        _, rows = halve(out)
+        _, places = kernels.pool(out)
+        forward = {
+            "PyTorch": partial(aten.max_pool2d_with_indices, out, [2, 2]),
+            "slices": partial(halve, out),
+            "ours": partial(kernels.pool, out),
+        }
+        window = ([2, 2], [2, 2], [0, 0], [1, 1], False, indices)
+        gradient = {
+            "PyTorch": partial(aten.max_pool2d_with_indices_backward, pooled, out, *window),
+            "slices": partial(halve_backward, pooled, out, rows),
+            "ours": partial(kernels.pool_backward, pooled, places),
+        }
+        print(f"{outputs} maps of {side - 4} × {side - 4}, pooling, ms: {quickest(forward, turns)}")
+        print(f"  gradient: {quickest(gradient, turns)}")
+
+
 def main() -> None:
-    """Print a table."""
+    """Print everything."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=int, default=20)
     turns = parser.parse_args().turns
@@ -85,6 +145,7 @@ def main() -> None:
                 tested["without"].append(evaluation_of(world))
             tested["with"].append(evaluation_of(world))
         print(f"  {EXAMPLES:,} test examples, ms: " + ", ".join(f"{k} {min(v):.0f}" for k, v in tested.items()))
+    show_operations(20 * turns)
 
 
 if __name__ == "__main__":

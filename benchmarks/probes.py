@@ -169,7 +169,7 @@ def _each(world: World, models: Sequence[Model], batch_size: int) -> None:
 
 def random_examples(shape: tuple[int, int, int], count: int) -> fedretain.Dataset:
     """As many test examples, and a few to train on."""
-    rng = np.random.default_rng(0)
+    rng = stream(0, "test examples", count)
     inputs, labels = rng.integers(0, 256, (count, *shape), dtype=np.uint8), np.arange(count) % 10
     return fedretain.from_arrays(inputs[:100], labels[:100], inputs, labels)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
@@ -11,6 +12,7 @@ from pydantic import Field
 import fedretain
 from fedretain.catalogue import available
 from fedretain.components import check_fields, complete, find, help_line, parameters
+from fedretain.engines.native.building import library
 from fedretain.errors import ConfigError
 from fedretain.methods import METHODS
 from fedretain.models import MODELS
@@ -115,8 +117,24 @@ def test_doctor_finds_the_core() -> None:
     assert {"hub", "mnist", "cache"} <= findings.keys()
 
 
-def test_doctor_looks_for_a_c_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CC", "no-such-compiler")
-    (finding,) = [f for f in fedretain.doctor() if f.name == "c compiler"]
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("CC", "no-such-compiler", "no C compiler"),
+        ("CC", "false", "false cannot make them"),
+        ("FEDRETAIN_NATIVE", "0", "kept out by FEDRETAIN_NATIVE=0"),
+    ],
+)
+def test_doctor_says_why_there_are_no_kernels(
+    name: str, value: str, why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FEDRETAIN_CACHE", str(tmp_path))
+    monkeypatch.delenv("FEDRETAIN_NATIVE", raising=False)
+    monkeypatch.setenv(name, value)
+    library.cache_clear()
+    try:
+        (finding,) = [f for f in fedretain.doctor() if f.name == "c kernels"]
+    finally:
+        library.cache_clear()
     assert not finding.good
-    assert "set CC" in finding.detail
+    assert finding.detail.startswith(why)

@@ -12,7 +12,7 @@ import torch
 
 from fedretain.data.cache import cache_folder
 from fedretain.data.sources import DATASETS, locate
-from fedretain.engines.native import compiler
+from fedretain.engines.native import available, compiler
 from fedretain.runs.environment import package_versions
 from fedretain.version import __version__
 
@@ -44,9 +44,7 @@ def doctor() -> list[Finding]:
     findings.append(
         Finding("devices", "cpu", True, f"{os.cpu_count()} cores, {torch.get_num_threads()} PyTorch threads")
     )
-    command = compiler()
-    detail = " ".join(command) if command else "none: set CC; pooling and small convolutions are slower on the CPU"
-    findings.append(Finding("devices", "c compiler", command is not None, detail))
+    findings.append(Finding("devices", "c kernels", available(torch.float32), _kernels()))
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             memory = torch.cuda.get_device_properties(index).total_memory / 2**30
@@ -66,6 +64,17 @@ def doctor() -> list[Finding]:
         findings.append(Finding("data", name, place is not None, detail))
     findings.append(Finding("data", "cache", _writable(cache_folder()), str(cache_folder())))
     return findings
+
+
+def _kernels() -> str:
+    """What makes the kernels for the CPU, or why there are none."""
+    command, without = compiler(), "the CPU trains without them, slower where a model has convolutions"
+    if os.environ.get("FEDRETAIN_NATIVE") == "0":
+        return f"kept out by FEDRETAIN_NATIVE=0: {without}"
+    if command is None:
+        return f"no C compiler (cc, gcc, clang or $CC): {without}"
+    made_by = " ".join(command)
+    return f"made by {made_by}" if available(torch.float32) else f"{made_by} cannot make them: {without}"
 
 
 def _writable(folder: Path) -> bool:

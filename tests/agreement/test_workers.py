@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -22,10 +23,12 @@ from tests.agreement.conftest import Ended, assert_agree, dataset, settings
 
 from fedretain.config import make_experiment
 from fedretain.engines import LoopEngine, World
+from fedretain.engines.native import kernels
 from fedretain.engines.native.building import library
 from fedretain.engines.processes import can_copy_this_process
 from fedretain.engines.stack import Prepared, Work
 from fedretain.engines.vectorised import VectorisedEngine
+from fedretain.engines.worker import OneByOne
 from fedretain.engines.workers import Worker, WorkersEngine
 from fedretain.errors import ConfigError, TrainingError
 from fedretain.experiment import build_world
@@ -88,6 +91,12 @@ def test_own_kernels_in_workers(
     given = settings(model="lenet", method=method, loss="wsm", local={"epochs": 1, **local})
     data = dataset(96, (2, 16, 16))
     assert_agree(trained(LoopEngine, given, data), trained(with_workers(engines, 2, "native"), given, data))
+    trainer = engines[0].trainer
+    assert isinstance(trainer, OneByOne)
+    played = [recording for engine in trainer.engines for recording in engine.recordings.values()]
+    operations = {node.target for recording in played for node in recording.module.graph.nodes}
+    if method == "fedavg":  # the others' steps are recorded for each size of a client's data, too few of them here
+        assert (kernels.convolve in operations) is kernels.available(torch.float64)
 
 
 def test_uneven_stacks_in_workers_are_made_ahead(
@@ -344,6 +353,7 @@ def test_what_cannot_be_pickled_is_refused() -> None:
 def test_nothing_is_left_behind(trained: Trained) -> None:
     """Neither processes, two beside this one, nor open files."""
     made: list[WorkersEngine] = []
+    gc.collect()  # engines of earlier tests let go of their files now, not in the middle
     before = _open_files()
     children = _children(os.getpid())
     trained(with_workers(made, 3), settings(rounds=1, participation=3, local={"epochs": 1}))

@@ -39,6 +39,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], P
         compiler.write_text(f'#!/bin/sh\necho "$@" >> {calls}\n{line}\n')
         compiler.chmod(0o755)
         monkeypatch.setenv("CC", str(compiler))
+        monkeypatch.delenv("FEDRETAIN_NATIVE", raising=False)
         return calls
 
     return make

@@ -33,7 +33,7 @@ LITTLE = 2_000_000
 
 
 def pool_in_one_pass(graph: fx.Graph) -> None:
-    """2 × 2 max-pooling by our kernel, to the same bits: 4 to 10 times faster than slices, these than PyTorch's."""
+    """2 × 2 max-pooling by our kernel, to the same bits, in a third to a fifth of the time that slices take."""
     for node in list(graph.nodes):
         if node.target != aten.max_pool2d_with_indices.default:
             continue

@@ -63,7 +63,7 @@ class Work(NamedTuple):
         return build_world(make_experiment(given), data)
 
 
-FEDREG = {"name": "fedreg", "gamma": 0.4, "eta_s": 0.1}
+FEDREG = {"name": "fedreg", "gamma": 0.5, "eta_s": 0.1}
 WORKS = {
     "lenet": Work(180, 450, 64, 3, {"name": "lenet"}, "fedavg", "float32", 60),
     "lenet-bf16": Work(180, 450, 64, 3, {"name": "lenet"}, "fedavg", "bfloat16", 60),

@@ -70,8 +70,8 @@ def test_evaluate_equals_a_direct_computation(batch_size: int) -> None:
     found = evaluate(world, params, buffers, batch_size)
     world.model.load_state_dict(params)
     with torch.no_grad():
-        logits = world.model.eval()(world.federation.normalise(world.federation.test.inputs)).numpy()
-    labels = world.federation.test.labels.numpy()
+        logits = world.model.eval()(world.federation.normalise(world.federation.test.inputs)).cpu().numpy()
+    labels = world.federation.test.labels.cpu().numpy()
     exact = np.log(np.exp(logits).sum(1)) - logits[np.arange(len(labels)), labels]
     assert found["test_accuracy"] == (logits.argmax(1) == labels).mean()
     assert found["test_loss"] == pytest.approx(exact.mean(), rel=1e-12)

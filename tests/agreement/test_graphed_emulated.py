@@ -6,7 +6,9 @@ A captured step is called again in place of being replayed, and the client-batch
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -164,6 +166,46 @@ def test_pooling_between_maps_side_by_side(trained: Trained) -> None:
 def test_augmentation_and_small_stacks(trained: Trained) -> None:
     """Crops and flips inside the graph; two clients at a time."""
     agree(trained, settings(model=LENET, local={"augment": "crop_flip"}), 12, at_once=2)
+
+
+class Meeting(torch.nn.Module):
+    """Maps of many channels whose gradients meet, a norm before a ReLU, pooling, a stride."""
+
+    def __init__(self, shape: tuple[int, int, int], classes: int) -> None:
+        super().__init__()
+        self.first = torch.nn.Conv2d(shape[0], 20, 3, padding=1)
+        self.second = torch.nn.Conv2d(20, 20, 3, padding=1, bias=False)
+        self.norm = torch.nn.BatchNorm2d(20)
+        self.third = torch.nn.Conv2d(20, 24, 3, stride=2)
+        self.classifier = torch.nn.Linear(24, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits."""
+        maps = self.first(images).relu()
+        maps = (self.norm(self.second(maps)).relu() + maps).relu()
+        logits: Tensor = self.classifier(self.third(F.max_pool2d(maps, 2)).flatten(2).amax(-1))
+        return logits
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="PyTorch's compiler needs a C++ compiler")
+@pytest.mark.filterwarnings("ignore")
+def test_compiled(trained: Trained, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The same once the steps are compiled; the next run finds that they were."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "none")
+    given = settings(model={"name": f"{__name__}:Meeting"}, local={"lr": 0.05, "batch_size": 4}, participation=2)
+    given["partition"] = {"kind": "iid", "clients": 6, "validation": 0.0}
+    agree(trained, given, compile_after=0.0)
+    notes = list(tmp_path.glob("fedretain-*"))
+    assert notes
+
+    compiled: list[float] = []
+    original = graphed.InPlace.compile
+    monkeypatch.setattr(graphed, "COMPILE_AGAIN_AFTER", 0.0)
+    monkeypatch.setattr(graphed.InPlace, "compile", lambda step, leaves: (compiled.append(1), original(step, leaves)))
+    agree(trained, given, compile_after=1e9)
+    assert len(compiled) == len(notes)
+    assert set(tmp_path.glob("fedretain-*")) == set(notes)
 
 
 def test_the_next_round_is_drawn_ahead(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import operator
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,10 +17,14 @@ from fedretain.engines.convolution import TYPES, convolve, input_gradient, weigh
 from fedretain.engines.folding import FEW_CHANNELS, few, folded_convolve, folded_weight_gradient
 from fedretain.engines.nodes import shape_of, type_of, views_into
 from fedretain.engines.recording import Recording
+from fedretain.engines.settling import settle, share_equal
 
 aten = torch.ops.aten
 
 _CLIENTS_FIRST = [1, 0, 2, 3, 4]
+_READS = 8
+"""So many reads may be repeated before the compiler writes a value that is used twice: its own 4 would have it write
+every norm's result, which is made of one map and four numbers a channel."""
 
 
 class InPlace:
@@ -34,10 +41,12 @@ class InPlace:
         pool_side_by_side(graph)
         sum_in_memory_order(graph)
         straighten(graph)
+        share_equal(graph)
         write_back(graph, recording.carried)
         self.used = _drop_unused_inputs(graph)
         self.module.recompile()
         self.call: Callable[..., Any] = self.module
+        self.code = self.module.code
 
     def __call__(self, leaves: Sequence[Any]) -> Tensor:
         """One step."""
@@ -45,15 +54,44 @@ class InPlace:
         assert isinstance(result, Tensor)
         return result
 
+    def compiled_before(self, leaves: Sequence[Any]) -> bool:
+        """Whether the compiler has done this in an earlier run and kept the result."""
+        return self._note(leaves).exists()
+
+    def _note(self, leaves: Sequence[Any]) -> Path:
+        """A file in the compiler's own cache, which goes when that goes."""
+        from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+        shapes = [(leaf.shape, leaf.stride(), leaf.dtype) for leaf in leaves if isinstance(leaf, Tensor)]
+        what = f"{torch.__version__} {torch.cuda.get_device_name()} {shapes} {self.code}"
+        return Path(cache_dir()) / f"fedretain-{hashlib.sha256(what.encode()).hexdigest()[:32]}"
+
     def compile(self, leaves: Sequence[Any]) -> None:
         """Fuse operations with PyTorch's compiler, for the layouts of these tensors."""
-        for node in self.module.graph.nodes:
+        graph = self.module.graph
+        options: dict[str, Any] = {"triton.cudagraphs": False}
+        if settle(graph, [_op(kernel) for kernel in (convolve, input_gradient, weight_gradient)]):
+            options["realize_reads_threshold"] = _READS
+            straighten(graph)
+            self.module.recompile()
+        for node in graph.nodes:
             node.meta = {}  # of the tracing that is over; the compiler traces anew
-        with torch.no_grad(), warnings.catch_warnings():
+        with torch.no_grad(), warnings.catch_warnings(), _kept_for_later():
             warnings.simplefilter("ignore")  # advice on TF32 and the compiler's own deprecations are not the user's
             from torch._inductor import compile as fuse
 
-            self.call = fuse(self.module, [leaves[index] for index in self.used], options={"triton.cudagraphs": False})
+            self.call = fuse(self.module, [leaves[index] for index in self.used], options=options)
+        with suppress(OSError):
+            self._note(leaves).touch()
+
+
+def _kept_for_later() -> AbstractContextManager[Any]:
+    """Let the compiler keep its work for the next run, which it does for shapes that it knows to be fixed."""
+    from torch._guards import TracingContext, tracing
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    return tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)))
 
 
 class Replay:
@@ -117,6 +155,7 @@ def pool_side_by_side(graph: fx.Graph) -> None:
                 _meta(apart, (clients, batch // clients, channels, *rest), given)
                 beside = _grouped(graph, apart, (batch // clients, clients * channels, *rest))
                 node.replace_input_with(given, beside)
+        node.meta["beside"] = True
         for result in results:
             batch, channels, *rest = _shape(result)
             users = list(result.users)

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 PROCESSORS = 132
-"""Programs that keep a large GPU busy; a weight gradient's pixels are divided until there are four times as many."""
+"""Programs that keep a large GPU busy, one on each of its processors."""
 
 
 class Tile(NamedTuple):
@@ -30,34 +30,32 @@ class Tile(NamedTuple):
     stages: int
 
 
-def forward_tile(pixels: int, inputs: int, outputs: int, wide: bool) -> Tile:
-    """Tiles of a product [pixels, taps × inputs] · [taps × inputs, outputs]; ``wide``: 4 bytes a number."""
+def forward_tile(pixels: int, inputs: int, outputs: int, times: int, wide: bool) -> Tile:
+    """Tiles of ``times`` products [pixels, taps × inputs] · [taps × inputs, outputs]; ``wide``: 4 bytes a number."""
     columns = min(128, max(16, 1 << (outputs - 1).bit_length()))
     if inputs % 32:
         return Tile(128, columns, 16 if wide else 32, 4, 3)
     if wide or inputs % 64:
         return Tile(64 if pixels <= 512 else 128, columns, 32, 4, 3)
-    if inputs >= 128 and outputs % 256 == 0:
-        return Tile(128, 256, 64, 8, 3)
-    return Tile(128, columns, 64, 4, 3 if columns == 128 else 4)
+    if inputs >= 128 and outputs % 256 == 0 and -(-pixels // 128) * (outputs // 256) * times >= 3 * PROCESSORS:
+        return Tile(128, 256, 64, 8, 4)
+    return Tile(128, columns, 64, 8, 3) if columns == 128 else Tile(128, columns, 64, 4, 4)
 
 
-def weight_tile(pixels: int, inputs: int, outputs: int, wide: bool) -> Tile:
-    """Tiles of a product [outputs, pixels] · [pixels, taps × inputs]."""
+def weight_tile(inputs: int, outputs: int, columns: int, wide: bool) -> Tile:
+    """Tiles of a product [outputs, pixels] · [pixels, columns], the columns being taps × inputs."""
     rows = min(128, max(16, 1 << (outputs - 1).bit_length()))
     if inputs % 64 or wide:
-        columns = 64 if inputs % 64 == 0 or inputs > 8 else 128
-        return Tile(rows, columns, 32, 4, 3)
-    if rows < 128:
-        return Tile(rows, 64, 128, 4, 3)
-    if pixels <= 128:
-        return Tile(rows, 128, 128, 8, 2) if inputs % 128 == 0 else Tile(rows, 64, 64, 4, 4)
-    return Tile(rows, 128, 64, 4, 3) if pixels <= 2048 and inputs % 128 == 0 else Tile(rows, 64, 64, 4, 4)
+        return Tile(rows, 64 if inputs % 64 == 0 or inputs > 8 else 128, 32, 4, 3)
+    if rows < 128 or columns < 128:
+        return Tile(rows, 64, 64, 4, 4)
+    return Tile(rows, 128, 32, 4, 4) if inputs % 128 == 0 else Tile(rows, 128, 64, 4, 3)
 
 
-def splits_of(pixels: int, programs: int, depth: int) -> int:
+def splits_of(pixels: int, programs: int, tile: Tile) -> int:
     """Into how many parts the pixels go, so that the whole GPU has work."""
-    return max(1, min(4 * PROCESSORS // max(1, programs), pixels // (8 * depth)))
+    at_once = (2 if tile.rows * tile.columns >= 128 * 128 else 4) * PROCESSORS
+    return max(1, min(at_once // max(1, programs), pixels // (8 * tile.depth)))
 
 
 def precision_of(x: Tensor) -> str:
@@ -173,7 +171,7 @@ def _convolve(x: Tensor, w: Tensor, stride: int, padding: Sequence[int], clients
     _, outputs, _, *taps = weights.shape
     made = y.shape[2:]
     pixels = batch * made[0] * made[1]
-    tile = forward_tile(pixels, channels, outputs, x.dtype == torch.float32)
+    tile = forward_tile(pixels, channels, outputs, clients, x.dtype == torch.float32)
     grid = (-(-pixels // tile.rows) * -(-outputs // tile.columns), clients)
     forward_kernel[grid](
         x,
@@ -231,7 +229,7 @@ def _input_gradient(
     channels, *taps = weights.shape[2:]
     x = _new_maps(d, (batch, clients * channels, *size))
     pixels = batch * -(-size[0] // stride) * -(-size[1] // stride)
-    tile = forward_tile(pixels, outputs, channels, d.dtype == torch.float32)
+    tile = forward_tile(pixels, outputs, channels, clients * stride * stride, d.dtype == torch.float32)
     grid = (-(-pixels // tile.rows) * -(-channels // tile.columns), clients, stride * stride)
     input_kernel[grid](
         d,
@@ -290,9 +288,9 @@ def _weight_gradient(
     _, batch, outputs, *made = gradients.shape
     channels, *sides = maps.shape[2:]
     pixels, columns = batch * made[0] * made[1], taps[0] * taps[1] * channels
-    tile = weight_tile(pixels, channels, outputs, x.dtype == torch.float32)
+    tile = weight_tile(channels, outputs, columns, x.dtype == torch.float32)
     tiles = -(-outputs // tile.rows) * -(-columns // tile.columns)
-    splits = splits_of(pixels, tiles * clients, tile.depth)
+    splits = splits_of(pixels, tiles * clients, tile)
     dtype = x.dtype if splits == 1 else torch.float32
     parts = torch.empty((splits, clients * outputs, *taps, channels), dtype=dtype, device=x.device)
     weight_kernel[(tiles, clients, splits)](

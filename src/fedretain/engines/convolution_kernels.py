@@ -233,10 +233,9 @@ def weight_kernel(
     if C % BN == 0:  # one tap for the whole tile: the mask is one of pixels
         start = pid % tiles_n * BN
         s, r = start // C % S, start // (C * S)
-        tap = r * x_h + s * x_w + (start % C + tl.arange(0, BN)) * x_c
     else:
         s, r = n // C % S, n // (C * S)
-        tap = r * x_h + s * x_w + n % C * x_c
+    tap = r * x_h + s * x_w + n % C * x_c  # of n, which the compiler knows to run on: else it reads number by number
     acc = tl.zeros((BM, BN), tl.float32)
     for step in range(0, share // BK):
         m = split * share + step * BK + tl.arange(0, BK)

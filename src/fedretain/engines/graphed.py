@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,8 @@ from fedretain.tensors import Tensors
 LOG = logging.getLogger("fedretain")
 COMPILE_AFTER = 60.0
 """Seconds of replays before a step is compiled: about what compiling costs, so that short runs do without."""
+COMPILE_AGAIN_AFTER = 5.0
+"""The same where an earlier run has compiled it: the compiler finds it in its cache, and capturing is what it costs."""
 SHARE_FOR_DATA = 0.25
 """Share of the free memory that the normalised dataset may take."""
 
@@ -167,8 +169,7 @@ class Places:
             self.draws = torch.zeros(steps, count, width, 3, dtype=torch.int64, device=device)
         self.steps: dict[tuple[bool, bool], InPlace] = {}
         self.replays: dict[tuple[bool, bool], Replay] = {}
-        self.seconds: dict[tuple[bool, bool], float] = {}
-        self.compiled: set[tuple[bool, bool]] = set()
+        self.compiling: dict[tuple[bool, bool], Compiling] = {}
 
     def _place(self, leaf: Tensor) -> Tensor:
         """Memory for a tensor; convolutions' weights with their channels side by side."""
@@ -225,7 +226,8 @@ class Places:
 
     def ensure(self, kind: tuple[bool, bool], round: int) -> bool:
         """Record and capture a kind of step, compile it where it has been used for long; whether that was needed."""
-        compile_now = self.seconds.get(kind, 0.0) >= self.engine.compile_after and kind not in self.compiled
+        compiling = self.compiling.setdefault(kind, Compiling(self.engine.compile_after))
+        compile_now = compiling.due(self.steps.get(kind), lambda: self._leaves(kind))
         if kind in self.replays and not compile_now:
             return False
         if kind not in self.steps:
@@ -239,12 +241,11 @@ class Places:
             self.steps[kind] = InPlace(recording)
         step = self.steps[kind]
         if compile_now:
-            self.compiled.add(kind)
             self.replays.pop(kind, None)
-            step.compile([*self.carry, *tree_flatten(self.moving(kind))[0], *self.fixed])
+            step.compile(self._leaves(kind))
 
         def one() -> None:
-            loss = step([*self.carry, *tree_flatten(self.moving(kind))[0], *self.fixed])
+            loss = step(self._leaves(kind))
             self.history.index_copy_(0, self.counter, loss.reshape(1, -1))
             self.counter.add_(1)
 
@@ -252,10 +253,36 @@ class Places:
         self.replays[kind] = Replay(one, self.engine.pool)
         return True
 
+    def _leaves(self, kind: tuple[bool, bool]) -> list[Any]:
+        """What a step is called with."""
+        return [*self.carry, *tree_flatten(self.moving(kind))[0], *self.fixed]
+
     def note(self, kinds: list[tuple[bool, bool]], seconds: float) -> None:
         """Add up how long each kind of step has been replayed."""
         for kind in kinds:
-            self.seconds[kind] = self.seconds.get(kind, 0.0) + seconds / len(kinds)
+            self.compiling[kind].seconds += seconds / len(kinds)
+
+
+class Compiling:
+    """When a step has been replayed for long enough to be compiled."""
+
+    def __init__(self, after: float) -> None:
+        self.after, self.seconds = after, 0.0
+        self.done = False
+        self.before: bool | None = None
+        """Whether an earlier run has compiled it; None as long as nobody has looked."""
+
+    def due(self, step: InPlace | None, leaves: Callable[[], list[Any]]) -> bool:
+        """Whether to compile it now, which is said once."""
+        if self.done or self.after == float("inf"):
+            return False
+        if self.seconds < self.after and step is not None and self.seconds >= COMPILE_AGAIN_AFTER:
+            if self.before is None:
+                self.before = step.compiled_before(leaves())
+            self.done = self.before
+        else:
+            self.done = self.seconds >= self.after
+        return self.done
 
 
 class Preparation:
@@ -281,18 +308,20 @@ class Preparation:
         self.whole = InPlace(Recording(make, prepared, (), fixed, for_capture=True))
         if watch.seen:
             raise NotReusable("it reads the round's number")
-        self.engine, self.seconds, self.compiled = engine, 0.0, False
+        self.engine, self.compiling = engine, Compiling(engine.compile_after)
         self.replay = Replay(self._run, engine.pool)
         self._compile_if_due()
 
+    def _leaves(self) -> list[Any]:
+        return [*self.places, *self.inputs]
+
     def _run(self) -> None:
-        self.whole([*self.places, *self.inputs])
+        self.whole(self._leaves())
 
     def _compile_if_due(self) -> None:
         """Compile once it has been replayed for long enough."""
-        if not self.compiled and self.seconds >= self.engine.compile_after:
-            self.compiled = True
-            self.whole.compile([*self.places, *self.inputs])
+        if self.compiling.due(self.whole, self._leaves):
+            self.whole.compile(self._leaves())
             self.replay = Replay(self._run, self.engine.pool)
 
     def __call__(self, each: Each) -> Tensors:
@@ -303,9 +332,9 @@ class Preparation:
                 place.copy_(leaf)
         start = time.perf_counter()
         self.replay()
-        if not self.compiled and self.engine.compile_after < float("inf"):
+        if not self.compiling.done and self.engine.compile_after < float("inf"):
             torch.cuda.synchronize()
-            self.seconds += time.perf_counter() - start
+            self.compiling.seconds += time.perf_counter() - start
         made: Tensors = tree_unflatten([place.clone() for place in self.places], self.spec)
         return made
 

@@ -108,8 +108,8 @@ class VectorisedEngine:
                     yield which, own if works[which].local_models else own._replace(params={})
 
     def _room(self, received: Received) -> int:
-        """How many clients fit into memory at once; on a CPU that stays the same."""
-        if self.room is None or self.world.federation.device.type != "cpu":
+        """How many clients fit into memory at once, by what is free when the first ones train."""
+        if self.room is None:
             self.room = clients_in_memory(self.world, received)
         return self.room
 

@@ -20,7 +20,7 @@ import fedretain
 from fedretain import cli
 from fedretain.errors import MissingExtraError, RunError
 
-COMMAND = [sys.executable, "-m", "fedretain.cli"]
+COMMAND = [sys.executable, "-m", "fedretain"]
 
 
 class Said(NamedTuple):

@@ -137,7 +137,7 @@ def test_a_model_that_cannot_be_stacked_is_asked_alone() -> None:
 
 def test_models_with_convolutions_stay_alone_on_a_cpu(calls: list[int]) -> None:
     """Several at once would be slower."""
-    world = world_of("lenet", (1, 28, 28))
+    world = world_of("lenet", (1, 28, 28), device="cpu")
     models = models_of(world, 3)
     right = of_each(world, models, world.federation.test.batches(20), is_right)
     assert right.shape == (3, TEST)

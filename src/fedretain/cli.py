@@ -376,7 +376,3 @@ def main() -> None:
         where = f"{error.filename}: " if error.filename else ""
         _complain("error:", f"{where}{error.strerror or error}; check the path, the permissions and the room there")
         sys.exit(1)
-
-
-if __name__ == "__main__":
-    main()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -191,6 +192,12 @@ class Meeting(torch.nn.Module):
 @pytest.mark.filterwarnings("ignore")
 def test_compiled(trained: Trained, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The same once the steps are compiled; the next run finds that they were."""
+    from torch._inductor import config
+
+    threads = threading.enumerate()
+    monkeypatch.setattr(config, "compile_threads", 1)  # threads that stay would keep later tests from forking
+    with contextlib.suppress(ImportError):
+        monkeypatch.setattr("tqdm.tqdm.monitor_interval", 0)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "none")
     given = settings(model={"name": f"{__name__}:Meeting"}, local={"lr": 0.05, "batch_size": 4}, participation=2)
@@ -206,6 +213,7 @@ def test_compiled(trained: Trained, monkeypatch: pytest.MonkeyPatch, tmp_path: P
     agree(trained, given, compile_after=1e9)
     assert len(compiled) == len(notes)
     assert set(tmp_path.glob("fedretain-*")) == set(notes)
+    assert threading.enumerate() == threads
 
 
 def test_the_next_round_is_drawn_ahead(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:

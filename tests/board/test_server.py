@@ -20,7 +20,7 @@ from fedretain.board import Board, open_board
 from fedretain.errors import ConfigError, MissingExtraError, RunError
 
 Write = Callable[..., Path]
-COMMAND = [sys.executable, "-m", "fedretain.cli", "board"]
+COMMAND = [sys.executable, "-m", "fedretain", "board"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -331,7 +331,7 @@ def training(tmp_path: Path) -> Iterator[tuple[Path, Any]]:
     file.write_text(yaml.safe_dump(experiment))
     folder = tmp_path / "runs"
     folder.mkdir()
-    command = [sys.executable, "-m", "fedretain.cli", "run", str(file), "--out", str(folder / "live"), "--quiet"]
+    command = [sys.executable, "-m", "fedretain", "run", str(file), "--out", str(folder / "live"), "--quiet"]
     with (tmp_path / "said").open("wb") as said:
         process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=said, stderr=said)
     yield folder, process

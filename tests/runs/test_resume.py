@@ -254,7 +254,7 @@ def test_divergence_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
     experiment.write_text(
         yaml.safe_dump({**EXPERIMENT, "method": "explode_method:Explode", "checkpoint": {"every": 100}})
     )
-    command = [sys.executable, "-m", "fedretain.cli", "run", str(experiment), "--out", str(tmp_path / "run"), "--quiet"]
+    command = [sys.executable, "-m", "fedretain", "run", str(experiment), "--out", str(tmp_path / "run"), "--quiet"]
     failed = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert failed.returncode == 1
     assert "round 3, client" in failed.stderr

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fedretain.engines.fusing import call_directly, fuse, pool_by_slices
 from fedretain.engines.hoisting import hoist
-from fedretain.engines.native import convolve_few_channels, pool_in_one_pass, update_in_one_pass
+from fedretain.engines.native import Program, convolve_few_channels, pool_in_one_pass, update_in_one_pass
 from fedretain.engines.rewriting import fold_constants, simplify, update_in_place, use_memory_again
 from fedretain.engines.tracing import trace
 from fedretain.methods import Received
@@ -32,6 +32,8 @@ class Recording:
     """
 
     only_round: int | None = None
+    program: Program | None = None
+    """The same for kernels of our own, which play several steps at once."""
 
     def __init__(
         self,
@@ -41,9 +43,12 @@ class Recording:
         fixed: Any,
         *,
         exact: bool = True,
+        stacked: bool = False,
         for_capture: bool = False,
     ) -> None:
         """``exact``: a play gives the same bits as the function; else operations may be fused.
+
+        ``stacked``: all tensors have a leading axis of clients, which no operation mixes.
 
         ``for_capture``: nothing is computed while recording, and a play leaves its arguments as they are.
         """
@@ -86,6 +91,7 @@ class Recording:
             use_memory_again(module.graph)
             if on_cpu:
                 update_in_one_pass(module.graph)
+            self.program = Program(module) if on_cpu and stacked and not exact else None
             for part in (self.first, module):
                 call_directly(part.graph)
                 part.recompile()
@@ -113,6 +119,19 @@ class Recording:
         """The new carry and the result."""
         *new, result = self.module.forward(*carry, *moving, *begun)
         return new, result
+
+    def steps(
+        self, carry: Sequence[Any], moving: Sequence[Sequence[Any]], begun: Sequence[Any]
+    ) -> tuple[list[Any], list[Tensor]]:
+        """Several steps: the carry after them, and the result of each."""
+        if self.program is not None:
+            return self.program(carry, moving, begun)
+        results = []
+        new = list(carry)
+        for one in moving:
+            new, result = self.step(new, one, begun)
+            results.append(result)
+        return new, results
 
     def play(self, carry: Sequence[Any], moving: Sequence[Any], fixed: Sequence[Any]) -> tuple[list[Any], Tensor]:
         """A single step."""

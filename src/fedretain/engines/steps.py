@@ -25,6 +25,9 @@ from fedretain.engines.varied import Varied
 from fedretain.methods import Batch, Own, Received
 from fedretain.tensors import Tensors
 
+AT_ONCE = 32
+"""Steps whose batches are collected at most before they are played."""
+
 
 class Each(NamedTuple):
     """What the hooks of every client are given."""
@@ -54,10 +57,22 @@ class LocalSteps:
         busy, stay = [*(clients.plan.lengths > 0).sum(1).tolist(), 0], [*widths[1:], 0]
         leaves = whole = [leaf for part in carry for leaf in part.values()]
         ended: list[tuple[slice, list[Tensor]]] = []
-        history = []
+        history: list[Tensor] = []
+        waiting: list[Any] = []
         current: Recording | None = None
+
+        def catch_up() -> list[Tensor]:
+            """Where the steps lead that have been collected."""
+            if not waiting or current is None:
+                return leaves
+            new, losses = current.steps(leaves, waiting, begun)
+            history.extend(losses)
+            waiting.clear()
+            return new
+
         for step, (batch, width) in enumerate(zip(batches, widths, strict=True)):
             if step == 0 or width < widths[step - 1]:
+                leaves = catch_up()
                 whole = _written(leaves, whole)
                 leaves = [leaf[:width] for leaf in whole]
                 shown = [*read[:shared], *(_first(leaf, width) for leaf in read[shared:])]
@@ -66,17 +81,21 @@ class LocalSteps:
             moving = Moving(indices[step], own_rate)
             recording = found.get(batch.weights is None)
             if recording is None:
+                leaves = catch_up()
                 recording = self._recording(carry_of(leaves, carry), batch, moving, fixed, round)
                 found[batch.weights is None] = recording
             if recording is not current:
+                leaves = catch_up()
                 leaves = [laid(leaf, turned=at in recording.transposed) for at, leaf in enumerate(leaves)]
                 current, begun = recording, recording.begin(leaves, shown)
                 self.transposed = {name for at, name in enumerate(carry.params) if at in recording.transposed}
-            leaves, losses = recording.step(leaves, (*batch, *moving), begun)
-            history.append(losses)
+            waiting.append((*batch, *moving))
             places = slice(busy[step + 1], min(busy[step], stay[step]))
+            if places.start < places.stop or len(waiting) == AT_ONCE:
+                leaves = catch_up()
             if places.start < places.stop:
                 ended.append((places, [leaf[places].clone() for leaf in leaves]))
+        leaves = catch_up()
         whole = _written(leaves, whole)
         for places, values in ended:
             for leaf, value in zip(whole, values, strict=True):
@@ -163,7 +182,7 @@ class LocalSteps:
             dims = (dims_of(carry), dims_of(batch), one_each, sent, dims_of(own), dims_of(numbers))
             return vmap(one, in_dims=dims)(carry, batch, now, shared, own, numbers)
 
-        recording = Recording(every, carry, moving, fixed, exact=False, for_capture=for_capture)
+        recording = Recording(every, carry, moving, fixed, exact=False, stacked=True, for_capture=for_capture)
         recording.only_round = round if watch.seen else None
         return recording
 

@@ -132,7 +132,7 @@ def test_nothing_is_written_beyond_the_results(dtype: torch.dtype) -> None:
         ]
         for name, given_tensors, sizes, numbers in calls:
             results = [torch.full((size + 64,), 7.0, dtype=dtype) for size in sizes]
-            function = kernels._function(name, dtype)
+            function = kernels.function(name, dtype)
             pointers = [None if tensor is None else tensor.data_ptr() for tensor in given_tensors]
             function(*pointers, *(result[32:].data_ptr() for result in results), *numbers)
             for result, size in zip(results, sizes, strict=True):
@@ -141,7 +141,7 @@ def test_nothing_is_written_beyond_the_results(dtype: torch.dtype) -> None:
                 assert not (result[32 : 32 + size] == 7).all(), name
         out = torch.full((rows * half + 64,), 7.0, dtype=dtype)
         where = torch.full((rows * half + 64,), 7, dtype=kernels.PLACES[dtype])
-        kernels._function("pool", dtype)(even.data_ptr(), out[32:].data_ptr(), where[32:].data_ptr(), rows, half)
+        kernels.function("pool", dtype)(even.data_ptr(), out[32:].data_ptr(), where[32:].data_ptr(), rows, half)
         for result in (out, where):
             assert (result[:32] == 7).all()
             assert (result[32 + rows * half :] == 7).all()
@@ -170,7 +170,7 @@ def test_no_memory_is_an_error(dtype: torch.dtype, monkeypatch: pytest.MonkeyPat
     def nothing_left(*_: object) -> ctypes.c_int:
         return ctypes.c_int(1)
 
-    monkeypatch.setattr(kernels, "_function", lambda name, dtype: nothing_left)
+    monkeypatch.setattr(kernels, "function", lambda name, dtype: nothing_left)
     maps, weights = torch.zeros(1, 1, 3, 3, dtype=dtype), torch.zeros(1, 1, 2, 2, dtype=dtype)
     with pytest.raises(MemoryError, match="no memory for a convolution"):
         kernels.convolve(maps, weights, None, (0, 0))

@@ -10,8 +10,10 @@ from fedretain.engines.native.passes import (
     update_in_one_pass,
     uses_kernels,
 )
+from fedretain.engines.native.program import Program
 
 __all__ = [
+    "Program",
     "available",
     "compiler",
     "convolve_few_channels",

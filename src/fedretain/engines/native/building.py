@@ -23,7 +23,7 @@ import torch
 from fedretain.data.cache import cache_folder
 
 LOG = logging.getLogger("fedretain")
-SOURCES = ("kernels.c", "convolution.h", "pooling.h", "updating.h")
+SOURCES = ("kernels.c", "convolution.h", "pooling.h", "updating.h", "playing.h")
 FLAGS = ("-O3", "-march=native", "-fno-trapping-math", "-fPIC", "-shared")
 DEFINED = {torch.float32: (), torch.float64: ("-DDOUBLE",)}
 """What the compiler is told for each type of numbers; there are kernels for no other."""

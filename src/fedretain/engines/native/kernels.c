@@ -35,9 +35,13 @@
 
 #ifdef DOUBLE
 #define REAL double
+#define EXP exp
+#define LOG log
 #define WHOLE int64_t
 #else
 #define REAL float
+#define EXP expf
+#define LOG logf
 #define WHOLE int32_t
 #endif
 #define LANES ((long)(VECTOR_BYTES / sizeof(REAL)))
@@ -45,3 +49,4 @@
 #include "convolution.h"
 #include "pooling.h"
 #include "updating.h"
+#include "playing.h"

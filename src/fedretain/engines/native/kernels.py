@@ -27,7 +27,7 @@ def pool(maps: Tensor) -> tuple[Tensor, Tensor]:
     out = maps.new_empty((*outer, height // 2, width // 2))
     places = maps.new_empty(out.shape, dtype=PLACES[maps.dtype])
     rows = out.numel() // (width // 2)
-    _function("pool", maps.dtype)(maps.data_ptr(), out.data_ptr(), places.data_ptr(), rows, width // 2)
+    function("pool", maps.dtype)(maps.data_ptr(), out.data_ptr(), places.data_ptr(), rows, width // 2)
     return out, places
 
 
@@ -37,7 +37,7 @@ def pool_backward(gradient: Tensor, places: Tensor) -> Tensor:
     *outer, height, width = gradient.shape
     out = gradient.new_empty((*outer, 2 * height, 2 * width))
     rows = gradient.numel() // width
-    _function("pool_gradient", gradient.dtype)(gradient.data_ptr(), places.data_ptr(), out.data_ptr(), rows, width)
+    function("pool_gradient", gradient.dtype)(gradient.data_ptr(), places.data_ptr(), out.data_ptr(), rows, width)
     return out
 
 
@@ -48,7 +48,7 @@ def convolve(maps: Tensor, weights: Tensor, bias: Tensor | None, padding: Paddin
     batch, _, height, width, outputs, kh, kw, up, left = shape
     out = maps.new_empty((batch, outputs, height + 2 * up - kh + 1, width + 2 * left - kw + 1))
     at = None if bias is None else bias.data_ptr()
-    _checked(_function("convolve", maps.dtype)(maps.data_ptr(), weights.data_ptr(), at, out.data_ptr(), *shape))
+    _checked(function("convolve", maps.dtype)(maps.data_ptr(), weights.data_ptr(), at, out.data_ptr(), *shape))
     return out
 
 
@@ -56,9 +56,9 @@ def maps_gradient(gradient: Tensor, maps: Tensor, weights: Tensor, padding: Padd
     """The gradient of a convolution's input; of ``maps`` only the shape is read."""
     gradient, weights = gradient.contiguous(), weights.contiguous()
     out = maps.new_empty(maps.shape)
-    function = _function("maps_gradient", gradient.dtype)
+    kernel = function("maps_gradient", gradient.dtype)
     given = _shape(maps, weights, padding)
-    _checked(function(gradient.data_ptr(), weights.data_ptr(), out.data_ptr(), *given))
+    _checked(kernel(gradient.data_ptr(), weights.data_ptr(), out.data_ptr(), *given))
     return out
 
 
@@ -66,15 +66,15 @@ def weights_gradient(gradient: Tensor, maps: Tensor, weights: Tensor, padding: P
     """The gradients of a convolution's weights and bias; of ``weights`` only the shape is read."""
     gradient, maps = gradient.contiguous(), maps.contiguous()
     out, bias = weights.new_empty(weights.shape), weights.new_empty(weights.shape[0])
-    function = _function("weights_gradient", maps.dtype)
+    kernel = function("weights_gradient", maps.dtype)
     given = _shape(maps, weights, padding)
-    _checked(function(maps.data_ptr(), gradient.data_ptr(), out.data_ptr(), bias.data_ptr(), *given))
+    _checked(kernel(maps.data_ptr(), gradient.data_ptr(), out.data_ptr(), bias.data_ptr(), *given))
     return out, bias
 
 
 def add_scaled_(numbers: Tensor, gradient: Tensor, factor: Tensor) -> Tensor:
     """w ← w + c·g, rounded like ``w.add_(g.mul(c))``; both lie in memory without gaps, in the same order."""
-    _function("add_scaled", numbers.dtype)(numbers.data_ptr(), gradient.data_ptr(), factor.item(), numbers.numel())
+    function("add_scaled", numbers.dtype)(numbers.data_ptr(), gradient.data_ptr(), factor.item(), numbers.numel())
     return numbers
 
 
@@ -92,16 +92,18 @@ _ARGUMENTS = {
     "maps_gradient": [_TENSOR] * 3 + [_WHOLE] * 9,
     "weights_gradient": [_TENSOR] * 4 + [_WHOLE] * 9,
     "add_scaled": [_TENSOR, _TENSOR, ctypes.c_double, _WHOLE],
+    "play": [_TENSOR, _WHOLE, _TENSOR, _WHOLE, _TENSOR, _TENSOR, _WHOLE, _WHOLE],
 }
 
 
 @functools.cache
-def _function(name: str, dtype: torch.dtype) -> Callable[..., Any]:
+def function(name: str, dtype: torch.dtype) -> Callable[..., Any]:
+    """A kernel, by its name in C; it gives 0 where all went well."""
     found = library(dtype)
     assert found is not None
-    function = getattr(found, name)
-    function.argtypes, function.restype = _ARGUMENTS[name], ctypes.c_int
-    return function  # type: ignore[no-any-return]
+    kernel = getattr(found, name)
+    kernel.argtypes, kernel.restype = _ARGUMENTS[name], ctypes.c_int
+    return kernel  # type: ignore[no-any-return]
 
 
 def _shape(maps: Tensor, weights: Tensor, padding: Padding) -> tuple[int, ...]:

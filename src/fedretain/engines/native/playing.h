@@ -1,0 +1,212 @@
+/* A list of operations on small tensors, played for one client after another, so that what passes between them stays
+   in the nearest cache.
+
+   Every operand is a buffer: an address and how many bytes the next client is further on, 0 for what all clients share
+   and for scratch memory. An operation is a row of COLUMNS whole numbers. */
+
+#include <math.h>
+
+enum { PRODUCT, RELU, MASK, SOFTMAX, PICK, PUT, ADD, SUBTRACT, MULTIPLY, DIVIDE, SUM, MEAN, AT_LEAST, FILL };
+enum { KIND, OUT, A, B, C, ROWS, LENGTH, DEPTH, A_ROW, A_NEXT, B_ROW, B_NEXT, OUT_ROW, C_ROW, START, NUMBER, THEN, COLUMNS };
+enum { FROM_NOTHING, FROM_BIAS, FROM_OUT };
+/* Products are no deeper. */
+#define DEEPEST 1024
+
+typedef WHOLE bits __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(REAL)), may_alias));
+
+/* max(0, v); what is not a number stays. */
+INLINE vector rectified(vector v) { return (vector)((bits)v & ~(bits)(v < 0)); }
+
+/* `many` rows of out = start + by * a b, `wide` vectors of columns. */
+INLINE void some_rows(const int many, const int wide, REAL *out, const REAL *a, const REAL *b, const REAL *bias,
+                      const long *op, REAL by) {
+  vector sum[6][4];
+  for (int i = 0; i < many; i++)
+    for (int j = 0; j < wide; j++) sum[i][j] = (vector){0};
+  for (long k = 0; k < op[DEPTH]; k++) {
+    vector row[4];
+    for (int j = 0; j < wide; j++) row[j] = AT(b + k * op[B_ROW] + j * LANES);
+    for (int i = 0; i < many; i++) {
+      const REAL factor = a[i * op[A_ROW] + k * op[A_NEXT]];
+      for (int j = 0; j < wide; j++) sum[i][j] += row[j] * factor;
+    }
+  }
+  for (int i = 0; i < many; i++)
+    for (int j = 0; j < wide; j++) {
+      vector *to = (vector *)(out + i * op[OUT_ROW] + j * LANES);
+      vector result = sum[i][j] * by;
+      if (op[START] == FROM_BIAS) result += AT(bias + i * op[C_ROW] + j * LANES);
+      if (op[START] == FROM_OUT) result += *to;
+      *to = op[THEN] ? rectified(result) : result;
+    }
+}
+
+INLINE void columns(const int wide, REAL *out, const REAL *a, const REAL *b, const REAL *bias, const long *op, REAL by) {
+#define SOME(many) \
+  some_rows(many, wide, out + i * op[OUT_ROW], a + i * op[A_ROW], b, bias + i * op[C_ROW], op, by)
+  long i = 0;
+  for (; i + 5 <= op[ROWS]; i += 5) SOME(5);
+  switch (op[ROWS] - i) {
+  case 4: SOME(4); break;
+  case 3: SOME(3); break;
+  case 2: SOME(2); break;
+  case 1: SOME(1); break;
+  }
+}
+
+/* Fewer columns than a vector has, or columns that lie apart: b's are laid side by side first. */
+static void narrow(long many, REAL *out, const REAL *a, const REAL *b, const REAL *bias, const long *op, REAL by) {
+  REAL packed[DEEPEST * LANES], start[LANES] = {0}, made[5 * LANES];
+  long as_packed[COLUMNS];
+  memcpy(as_packed, op, sizeof(as_packed));
+  as_packed[B_ROW] = as_packed[OUT_ROW] = LANES, as_packed[START] = FROM_NOTHING;
+  as_packed[C_ROW] = as_packed[THEN] = 0;
+  for (long k = 0; k < op[DEPTH]; k++)
+    for (long n = many; n < LANES; n++) packed[k * LANES + n] = 0;
+  for (long n = 0; n < many; n++)
+    for (long k = 0; k < op[DEPTH]; k++) packed[k * LANES + n] = b[k * op[B_ROW] + n * op[B_NEXT]];
+  for (long first = 0; first < op[ROWS]; first += 5) {
+    as_packed[ROWS] = op[ROWS] - first < 5 ? op[ROWS] - first : 5;
+    columns(1, made, a + first * op[A_ROW], packed, start, as_packed, by);
+    for (long i = first; i < first + as_packed[ROWS]; i++)
+      for (long n = 0; n < many; n++) {
+        REAL *to = out + i * op[OUT_ROW] + n, result = made[(i - first) * LANES + n];
+        if (op[START] == FROM_BIAS) result += bias[i * op[C_ROW] + n];
+        if (op[START] == FROM_OUT) result += *to;
+        *to = op[THEN] && result < 0 ? 0 : result;
+      }
+  }
+}
+
+static void product(REAL *out, const REAL *a, const REAL *b, const REAL *bias, const long *op, REAL by) {
+  long j = 0;
+  if (op[B_NEXT] == 1) {
+    for (; j + 4 * LANES <= op[LENGTH]; j += 4 * LANES) columns(4, out + j, a, b + j, bias + j, op, by);
+    for (; j + LANES <= op[LENGTH]; j += LANES) columns(1, out + j, a, b + j, bias + j, op, by);
+  }
+  for (; j < op[LENGTH]; j += LANES)
+    narrow(op[LENGTH] - j < LANES ? op[LENGTH] - j : LANES, out + j, a, b + j * op[B_NEXT], bias + j, op, by);
+}
+
+#ifdef DOUBLE
+INLINE void exponentials(REAL *to, long count) {
+  for (long n = 0; n < count; n++) to[n] = exp(to[n]);
+}
+#else
+/* exp(x) for x <= 0, which is 2^n exp(r) with |r| <= log(2) / 2, and exp(r) by a polynomial (Cephes); within two units of
+   the last place, 0 below -87. What is not a number stays. */
+INLINE vector exponential(vector x) {
+  const vector least = (vector){0} - 87.0f, magic = (vector){0} + 12582912.0f;
+  const bits tiny = (bits)(x < least), odd = (bits)(x != x);
+  const vector near = (vector)((bits)x & ~tiny & ~odd);
+  const vector n = (near * 1.44269504088896341f + magic) - magic;
+  const vector r = near - n * 0.693359375f - n * -2.12194440e-4f;
+  vector sum = (vector){0} + 1.9875691500e-4f;
+  sum = sum * r + 1.3981999507e-3f;
+  sum = sum * r + 8.3334519073e-3f;
+  sum = sum * r + 4.1665795894e-2f;
+  sum = sum * r + 1.6666665459e-1f;
+  sum = sum * r + 5.0000001201e-1f;
+  sum = sum * r * r + r + 1.0f;
+  const bits power = (__builtin_convertvector(n, bits) + 127) << 23;
+  const vector result = sum * (vector)power;
+  return (vector)(((bits)result & ~tiny & ~odd) | ((bits)x & odd));
+}
+
+INLINE void exponentials(REAL *to, long count) {
+  REAL some[LANES];
+  long n = 0;
+  for (; n + LANES <= count; n += LANES) *(vector *)(to + n) = exponential(AT(to + n));
+  if (n == count) return;
+  memset(some, 0, sizeof(some));
+  memcpy(some, to + n, (size_t)(count - n) * sizeof(REAL));
+  *(vector *)some = exponential(AT(some));
+  memcpy(to + n, some, (size_t)(count - n) * sizeof(REAL));
+}
+#endif
+
+/* log of the sum of exp(a), a row at a time, and exp(a) over that sum. */
+static void softmax(REAL *logs, const REAL *a, REAL *shares, const long *op) {
+  const long rows = op[ROWS], length = op[LENGTH];
+  for (long i = 0; i < rows; i++) {
+    const REAL *from = a + i * op[A_ROW];
+    REAL *to = shares + i * length, top = from[0];
+    for (long n = 1; n < length; n++) top = from[n] > top ? from[n] : top;
+    for (long n = 0; n < length; n++) to[n] = from[n] - top;
+    logs[i] = top;
+  }
+  exponentials(shares, rows * length);
+  for (long i = 0; i < rows; i++) {
+    REAL *to = shares + i * length, total = 0;
+    for (long n = 0; n < length; n++) total += to[n];
+    const REAL by = 1 / total;
+    for (long n = 0; n < length; n++) to[n] *= by;
+    logs[i] += (REAL)LOG(total);
+  }
+}
+
+#define EACH(what)                                                                             \
+  for (long i = 0; i < op[ROWS]; i++)                                                          \
+    for (long n = 0; n < op[LENGTH]; n++) {                                                    \
+      const REAL x = a[i * op[A_ROW] + n * op[A_NEXT]], y = b[i * op[B_ROW] + n * op[B_NEXT]]; \
+      out[i * op[OUT_ROW] + n] = what;                                                         \
+    }                                                                                          \
+  break
+
+/* The operations of all steps of one client, then of the next. `buffers` has a row of `width` addresses for every
+   step, `advances` how many bytes the next client is further on. */
+int play(const long *ops, long count, char *const *buffers, long width, const long *advances, const double *numbers,
+         long clients, long steps) {
+  for (long turn = 0; turn < clients * steps; turn++) {
+    const long client = turn / steps;
+    char *const *here = buffers + turn % steps * width;
+    for (const long *op = ops; op < ops + count * COLUMNS; op += COLUMNS) {
+#define BUFFER(which) (here[op[which]] + client * advances[op[which]])
+      REAL *out = (REAL *)BUFFER(OUT), *c = (REAL *)BUFFER(C);
+      const REAL *a = (const REAL *)BUFFER(A), *b = (const REAL *)BUFFER(B);
+      const int64_t *index = (const int64_t *)b;
+      const long all = op[ROWS] * op[LENGTH];
+      REAL total = 0;
+      switch (op[KIND]) {
+      case PRODUCT: product(out, a, b, c, op, (REAL)numbers[op[NUMBER]]); break;
+      case RELU:
+        for (long i = 0; i < all; i++) out[i] = a[i] < 0 ? 0 : a[i];
+        break;
+      case MASK:
+        for (long i = 0; i < all; i++) out[i] = b[i] <= 0 ? 0 : a[i];
+        break;
+      case SOFTMAX: softmax(out, a, c, op); break;
+      case PICK:
+        for (long i = 0; i < op[ROWS]; i++) out[i] = a[i * op[A_ROW] + index[i * op[B_ROW]]];
+        break;
+      case PUT:
+        for (long i = 0; i < op[ROWS]; i++) out[i * op[OUT_ROW] + index[i * op[B_ROW]]] += c[i * op[C_ROW]];
+        break;
+      case ADD: EACH(x + y);
+      case SUBTRACT: EACH(x - y);
+      case MULTIPLY: EACH(x *y);
+      case DIVIDE: EACH(x / y);
+      case SUM:
+      case MEAN:
+        for (long i = 0; i < op[ROWS]; i++) {
+          total = 0;
+          for (long n = 0; n < op[LENGTH]; n++) total += a[i * op[A_ROW] + n * op[A_NEXT]];
+          out[i] = op[KIND] == SUM ? total : total / (REAL)op[LENGTH];
+        }
+        break;
+      case AT_LEAST:
+        for (long i = 0; i < all; i++) out[i] = a[i] < (REAL)numbers[op[NUMBER]] ? (REAL)numbers[op[NUMBER]] : a[i];
+        break;
+      case FILL:
+        for (long i = 0; i < op[ROWS]; i++)
+          for (long n = 0; n < op[LENGTH]; n++) {
+            const char here = ((const char *)b)[i * op[B_ROW] + n * op[B_NEXT]];
+            out[i * op[OUT_ROW] + n] = here ? (REAL)numbers[op[NUMBER]] : a[i * op[A_ROW] + n * op[A_NEXT]];
+          }
+        break;
+      default: return 1;
+      }
+    }
+  }
+  return 0;
+}

@@ -1,8 +1,8 @@
 """What kernels of our own buy on a CPU, one thread: ``python -m benchmarks.kernels``.
 
 A local step of W1 and W2 without them, with pooling and updates (``inner: loop``, the same bits) and with convolutions
-too (``inner: native``); a test of their models without and with pooling; and LeNet's operations one by one. They take
-turns, the quickest turn counts.
+too (``inner: native``); a test of their models without and with pooling; the steps of a stack of W3's clients; and
+LeNet's operations one by one. They take turns, the quickest turn counts.
 """
 
 from __future__ import annotations
@@ -16,16 +16,21 @@ from functools import partial
 
 import numpy as np
 import torch
+from torch import Tensor
 
 import fedretain
 from benchmarks.works import WORKS, Variant
 from fedretain.config import make_experiment
 from fedretain.engines.engine import World
+from fedretain.engines.functional import Carry
 from fedretain.engines.fusing import halve, halve_backward
 from fedretain.engines.memory import keep_freed_memory
 from fedretain.engines.native import kernels
 from fedretain.engines.native.building import library
 from fedretain.engines.recorded import RecordedEngine
+from fedretain.engines.stack import Stack
+from fedretain.engines.steps import Each
+from fedretain.engines.vectorised import VectorisedEngine
 from fedretain.evaluation import evaluate
 from fedretain.experiment import build_world
 from fedretain.methods import Received
@@ -57,6 +62,45 @@ def step_of(world: World, *, exact: bool) -> Callable[[], float]:
 
     train()
     return train
+
+
+class Timed(VectorisedEngine):
+    """Knows how long its last stack's steps took."""
+
+    spent = 0.0
+
+    def _steps(self, each: Each, clients: Stack, carry: Carry) -> tuple[Carry, Tensor]:
+        started = time.perf_counter()
+        result = super()._steps(each, clients, carry)
+        self.spent = time.perf_counter() - started
+        return result
+
+
+def stack_of(world: World, clients: int) -> Callable[[], float]:
+    """Trains so many clients as one stack; milliseconds a step, fetching its batches included."""
+    engine = Timed(world)
+    received = Received({name: p.detach() for name, p in world.model.named_parameters()}, {}, {}, 1)
+
+    def train() -> float:
+        (uploads,) = engine.train(received, np.arange(clients), lambda client: None, local_models=False)
+        return 1000 * engine.spent / int(uploads.steps[0])
+
+    train()
+    return train
+
+
+def show_stack(turns: int, clients: int = 50) -> None:
+    """Half of a cohort of W3: what one of two workers trains."""
+    work = WORKS["W3-tiny-many"]
+    inputs, labels = work.data()
+    data = fedretain.from_arrays(inputs, labels, inputs[:EXAMPLES], labels[:EXAMPLES])
+    world = build_world(make_experiment(work.experiment(Variant(), 1)), data)
+    with without_kernels():
+        steps = {"PyTorch": stack_of(world, clients)}
+    steps["ours"] = stack_of(world, clients)
+    times = [[step() for step in steps.values()] for _ in range(20 * turns)]
+    for kind, found in zip(steps, zip(*times, strict=True), strict=True):
+        print(f"W3-tiny-many, {clients} clients, ms a step, {kind}: {min(found):.3f}, median {np.median(found):.3f}")
 
 
 def evaluation_of(world: World) -> float:
@@ -145,6 +189,7 @@ def main() -> None:
                 tested["without"].append(evaluation_of(world))
             tested["with"].append(evaluation_of(world))
         print(f"  {EXAMPLES:,} test examples, ms: " + ", ".join(f"{k} {min(v):.0f}" for k, v in tested.items()))
+    show_stack(turns)
     show_operations(20 * turns)
 
 

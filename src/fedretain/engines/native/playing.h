@@ -7,7 +7,9 @@
 #include <math.h>
 
 enum { PRODUCT, RELU, MASK, SOFTMAX, PICK, PUT, ADD, SUBTRACT, MULTIPLY, DIVIDE, SUM, MEAN, AT_LEAST, FILL };
-enum { KIND, OUT, A, B, C, ROWS, LENGTH, DEPTH, A_ROW, A_NEXT, B_ROW, B_NEXT, OUT_ROW, C_ROW, START, NUMBER, THEN, COLUMNS };
+enum {
+  KIND, OUT, A, B, C, ROWS, LENGTH, DEPTH, A_ROW, A_NEXT, B_ROW, B_NEXT, OUT_ROW, C_ROW, START, NUMBER, THEN, COLUMNS
+};
 enum { FROM_NOTHING, FROM_BIAS, FROM_OUT };
 /* Products are no deeper. */
 #define DEEPEST 1024
@@ -41,7 +43,8 @@ INLINE void some_rows(const int many, const int wide, REAL *out, const REAL *a, 
     }
 }
 
-INLINE void columns(const int wide, REAL *out, const REAL *a, const REAL *b, const REAL *bias, const long *op, REAL by) {
+INLINE void columns(const int wide, REAL *out, const REAL *a, const REAL *b, const REAL *bias, const long *op,
+                    REAL by) {
 #define SOME(many) \
   some_rows(many, wide, out + i * op[OUT_ROW], a + i * op[A_ROW], b, bias + i * op[C_ROW], op, by)
   long i = 0;
@@ -78,8 +81,65 @@ static void narrow(long many, REAL *out, const REAL *a, const REAL *b, const REA
   }
 }
 
+#if VECTOR_BYTES == 64
+typedef REAL half __attribute__((vector_size(32), aligned(sizeof(REAL)), may_alias));
+#endif
+
+/* The sum of a vector's numbers, by halves. */
+INLINE REAL total_of(vector v) {
+#if VECTOR_BYTES == 64
+  half pair = *(half *)&v + *((half *)&v + 1);
+  small sum = *(small *)&pair + *((small *)&pair + 1);
+#elif VECTOR_BYTES == 32
+  small sum = *(small *)&v + *((small *)&v + 1);
+#else
+  small sum = v;
+#endif
+  REAL total = sum[0];
+  for (int lane = 1; lane < SMALL; lane++) total += sum[lane];
+  return total;
+}
+
+/* A few rows and columns of a product whose factors both lie side by side along the depth. */
+INLINE void some_sums(const int rows, const int many, REAL *out, const REAL *a, const REAL *b, const REAL *bias,
+                      const long *op, REAL by) {
+  vector sum[2][5];
+  for (int i = 0; i < rows; i++)
+    for (int n = 0; n < many; n++) sum[i][n] = (vector){0};
+  for (long k = 0; k < op[DEPTH]; k += LANES)
+    for (int n = 0; n < many; n++) {
+      const vector column = AT(b + n * op[B_NEXT] + k);
+      for (int i = 0; i < rows; i++) sum[i][n] += AT(a + i * op[A_ROW] + k) * column;
+    }
+  for (int i = 0; i < rows; i++)
+    for (int n = 0; n < many; n++) {
+      REAL *to = out + i * op[OUT_ROW] + n, result = total_of(sum[i][n]) * by;
+      if (op[START] == FROM_BIAS) result += bias[i * op[C_ROW] + n];
+      if (op[START] == FROM_OUT) result += *to;
+      *to = op[THEN] && result < 0 ? 0 : result;
+    }
+}
+
+static void sums(REAL *out, const REAL *a, const REAL *b, const REAL *bias, const long *op, REAL by) {
+#define PART(rows, many)                                                                       \
+  some_sums(rows, many, out + i * op[OUT_ROW] + n, a + i * op[A_ROW], b + n * op[B_NEXT],      \
+            bias + i * op[C_ROW] + n, op, by)
+  long i = 0;
+  for (; i + 2 <= op[ROWS]; i += 2) {
+    long n = 0;
+    for (; n + 5 <= op[LENGTH]; n += 5) PART(2, 5);
+    for (; n < op[LENGTH]; n++) PART(2, 1);
+  }
+  if (i < op[ROWS])
+    for (long n = 0; n < op[LENGTH]; n++) PART(1, 1);
+}
+
 static void product(REAL *out, const REAL *a, const REAL *b, const REAL *bias, const long *op, REAL by) {
   long j = 0;
+  if (op[B_ROW] == 1 && op[A_NEXT] == 1 && op[B_NEXT] != 1 && op[DEPTH] % LANES == 0) {
+    sums(out, a, b, bias, op, by);
+    return;
+  }
   if (op[B_NEXT] == 1) {
     for (; j + 4 * LANES <= op[LENGTH]; j += 4 * LANES) columns(4, out + j, a, b + j, bias + j, op, by);
     for (; j + LANES <= op[LENGTH]; j += LANES) columns(1, out + j, a, b + j, bias + j, op, by);
@@ -93,8 +153,8 @@ INLINE void exponentials(REAL *to, long count) {
   for (long n = 0; n < count; n++) to[n] = exp(to[n]);
 }
 #else
-/* exp(x) for x <= 0, which is 2^n exp(r) with |r| <= log(2) / 2, and exp(r) by a polynomial (Cephes); within two units of
-   the last place, 0 below -87. What is not a number stays. */
+/* exp(x) for x <= 0, which is 2^n exp(r) with |r| <= log(2) / 2, and exp(r) by a polynomial (Cephes); within two units
+   of the last place, 0 below -87. What is not a number stays. */
 INLINE vector exponential(vector x) {
   const vector least = (vector){0} - 87.0f, magic = (vector){0} + 12582912.0f;
   const bits tiny = (bits)(x < least), odd = (bits)(x != x);

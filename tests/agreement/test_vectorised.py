@@ -18,6 +18,8 @@ from torch import Tensor
 
 from fedretain.config import make_experiment
 from fedretain.engines import LoopEngine, vectorised
+from fedretain.engines.native import available
+from fedretain.engines.recording import Recording
 from fedretain.engines.stack import Stack
 from fedretain.engines.steps import LocalSteps
 from fedretain.engines.sums import Sums
@@ -503,3 +505,28 @@ def test_steps_of_all_widths_are_recorded_alike(trained: Trained) -> None:
     kinds = sorted((shape[0], full) for shape, full, *_ in recordings)
     assert kinds == [(8, False), (16, False), (20, True)]
     assert {recording.transposed for recording in recordings.values()} == {frozenset({0})}
+
+
+@pytest.mark.skipif(not available(torch.float64, "play"), reason="no C compiler")
+@pytest.mark.parametrize(
+    ("model", "several"), [({"name": "mlp", "hidden": [8]}, True), ({"name": "lenet"}, False)], ids=["mlp", "lenet"]
+)
+def test_steps_are_collected_where_one_call_plays_them(
+    trained: Trained, monkeypatch: pytest.MonkeyPatch, model: dict[str, Any], several: bool
+) -> None:
+    """Else a batch is let go of before the next one is fetched."""
+    played: list[int] = []
+    original = Recording.steps
+
+    def steps(recording: Recording, carry: Any, moving: Any, begun: Any) -> Any:
+        played.append(len(moving))
+        return original(recording, carry, moving, begun)
+
+    monkeypatch.setattr(Recording, "steps", steps)
+    given = settings(model=model, local={"batch_size": 2})
+    given["partition"] = {"kind": "iid", "clients": 6, "validation": 0.0}
+    found = trained(VectorisedEngine, given, dataset(shape=(2, 12, 12)))
+    assert sum(played) == 2 * 16  # two rounds of two epochs of eight batches
+    assert played[0] == 1, "the first step shows what it is"
+    assert played.count(1) == (1 if several else len(played))
+    assert_agree(found, trained(LoopEngine, given, dataset(shape=(2, 12, 12))))

@@ -120,6 +120,11 @@ class Recording:
         *new, result = self.module.forward(*carry, *moving, *begun)
         return new, result
 
+    @property
+    def several(self) -> bool:
+        """Whether one call plays several steps; known from the first step on."""
+        return self.program is not None and self.program.plan is not None
+
     def steps(
         self, carry: Sequence[Any], moving: Sequence[Sequence[Any]], begun: Sequence[Any]
     ) -> tuple[list[Any], list[Tensor]]:

@@ -20,13 +20,13 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from fedretain.engines.functional import Carry, FunctionalModel, Moving, local_step
 from fedretain.engines.leaves import carry_of, laid, leaves_of
 from fedretain.engines.recording import Recording, RoundWatch, WatchedReceived
-from fedretain.engines.stack import Stack
+from fedretain.engines.stack import FETCHED, Stack
 from fedretain.engines.varied import Varied
 from fedretain.methods import Batch, Own, Received
 from fedretain.tensors import Tensors
 
 AT_ONCE = 32
-"""Steps whose batches are collected at most before they are played."""
+"""Steps whose batches are collected at most, where one call plays several; together they hold FETCHED bytes."""
 
 
 class Each(NamedTuple):
@@ -91,7 +91,8 @@ class LocalSteps:
                 self.transposed = {name for at, name in enumerate(carry.params) if at in recording.transposed}
             waiting.append((*batch, *moving))
             places = slice(busy[step + 1], min(busy[step], stay[step]))
-            if places.start < places.stop or len(waiting) == AT_ONCE:
+            at_once = min(AT_ONCE, FETCHED // batch.inputs.nbytes) if recording.several else 1
+            if places.start < places.stop or len(waiting) >= at_once:
                 leaves = catch_up()
             if places.start < places.stop:
                 ended.append((places, [leaf[places].clone() for leaf in leaves]))

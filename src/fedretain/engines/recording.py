@@ -123,7 +123,7 @@ class Recording:
     @property
     def several(self) -> bool:
         """Whether one call plays several steps; known from the first step on."""
-        return self.program is not None and self.program.plan is not None
+        return self.program is not None and bool(self.program.plans)
 
     def steps(
         self, carry: Sequence[Any], moving: Sequence[Sequence[Any]], begun: Sequence[Any]

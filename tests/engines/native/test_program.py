@@ -15,7 +15,7 @@ from torch.func import grad_and_value, vmap
 from torch.nn import functional as F
 
 from fedretain.engines.native import available
-from fedretain.engines.native.program import LARGEST, Program
+from fedretain.engines.native.program import LARGEST, REMEMBERED, Program
 from fedretain.engines.recording import Recording
 from fedretain.losses import LOSSES
 
@@ -130,11 +130,9 @@ def test_it_is_played_by_the_kernels(padded: bool, loss: str) -> None:
     moving = [batch(4, 10, 64, 10, torch.float32, seed) for seed in range(3)]
     both = Both(trained(padded, loss=loss), networks(4, [64, 64, 10], torch.float32), moving)
     both.agree()
-    assert both.program.unknown is None
-    plan = both.program.plan
-    assert plan is not None
+    assert not both.program.unknown
     together, apart = both.play(native=True), both.play(native=True, one_by_one=True)
-    assert both.program.plan is plan, "the plan serves again"
+    assert len(both.program.plans) == 1, "the plan serves again"
     for one, other in zip((*together[0], *together[1]), (*apart[0], *apart[1]), strict=True):
         assert torch.equal(one, other)
 
@@ -152,8 +150,9 @@ def test_what_is_not_known_is_left_to_pytorch(change: Callable[[Tensor], Tensor]
     """The whole step then, and it says what."""
     both = Both(trained(change=change), networks(3, [5, 4], torch.float64), [batch(3, 6, 5, 4, torch.float64)])
     both.agree()
-    assert both.program.unknown is not None
-    assert why in both.program.unknown
+    ((_, said),) = both.program.unknown
+    assert why in said
+    assert not both.program.plans
 
 
 def test_large_products_are_left_to_pytorch() -> None:
@@ -161,7 +160,7 @@ def test_large_products_are_left_to_pytorch() -> None:
     width = int(LARGEST**0.5)
     both = Both(trained(), networks(1, [width, width, 2], torch.float32), [batch(1, 2, width, 2, torch.float32)])
     both.agree()
-    assert both.program.unknown == "a large product"
+    assert both.program.unknown[0][1] == "a large product"
 
 
 def test_arguments_that_lie_otherwise() -> None:
@@ -173,6 +172,21 @@ def test_arguments_that_lie_otherwise() -> None:
     wide[:, :6] = moving[1][0]
     both.moving = [moving[0], (wide[:, :6], *moving[1][1:])]
     both.agree()
+    together, apart = both.play(native=True), both.play(native=True, one_by_one=True)
+    for one, other in zip((*together[0], *together[1]), (*apart[0], *apart[1]), strict=True):
+        assert torch.equal(one, other), "the same bits however steps are collected"
+
+
+def test_only_so_many_layouts_are_remembered() -> None:
+    """Batches that lie otherwise every time do not fill memory."""
+    inputs, labels, real = batch(3, 6, 5, 4, torch.float64)
+    both = Both(trained(), networks(3, [5, 4], torch.float64), [(inputs, labels, real)])
+    for room in range(6, 6 + 3 * REMEMBERED):
+        wide = torch.zeros(3, room, 5, dtype=torch.float64)
+        wide[:, :6] = inputs
+        both.moving = [(wide[:, :6], labels, real)]
+        both.agree()
+    assert len(both.program.plans) + len(both.program.unknown) <= REMEMBERED
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -182,7 +196,7 @@ def test_what_is_not_a_number_stays(dtype: torch.dtype) -> None:
     inputs[1, 2, 3] = float("nan")
     both = Both(trained(), networks(3, [5, 7, 4], dtype), [(inputs, labels, real)])
     params, (loss,) = both.play(native=True)
-    assert both.program.unknown is None
+    assert not both.program.unknown
     assert loss.isnan().tolist() == [False, True, False]
     for value in params:
         assert value[1].isnan().any()
@@ -198,7 +212,7 @@ def test_logits_far_apart() -> None:
     moving = (logits, torch.zeros(2, 4, dtype=torch.int64), torch.ones(2, 4))
     both = Both(trained(), params, [moving], lr=1.0)
     (_, bias), (loss,) = both.play(native=True)
-    assert both.program.unknown is None
+    assert not both.program.unknown
     exact = logits.double()
     torch.testing.assert_close(loss.double(), (exact.logsumexp(-1) - exact[..., 0]).mean(-1), rtol=1e-6, atol=0)
     expected = -(exact.softmax(-1) - F.one_hot(torch.zeros(2, 4, dtype=torch.int64), 16)).mean(1)

@@ -25,6 +25,10 @@ LARGEST = 2**18
 """Multiplications of a product above which PyTorch's is as fast."""
 DEEPEST = 1024
 """As in ``playing.h``."""
+REMEMBERED = 16
+"""Layouts of arguments whose plans are kept."""
+
+Layout = list[tuple[torch.Size, tuple[int, ...]] | None]
 
 
 class Kind(IntEnum):
@@ -113,37 +117,53 @@ class Step(NamedTuple):
 
 
 class Program:
-    """A module of a recorded step, played by the kernels where they can; up to the order of additions the same."""
+    """A module of a recorded step, played by the kernels where they can; up to the order of additions the same.
+
+    Which of both plays a step depends on how its arguments lie in memory, never on what was played before.
+    """
 
     def __init__(self, module: fx.GraphModule) -> None:
         self.steps = [Step(node, node.op, node.target, node.args, dict(node.kwargs)) for node in module.graph.nodes]
         self.otherwise = module
-        self.plan: Plan | None = None
-        self.unknown: str | None = None
-        """What keeps the module from being a program."""
+        self.plans: list[Plan] = []
+        self.unknown: list[tuple[Layout, str]] = []
+        """Arguments for which there is no plan, and what there is no operation for."""
 
-    def __call__(self, carry: Sequence[Any], moving: Sequence[Sequence[Any]], begun: Sequence[Any]) -> tuple[Any, Any]:
+    def __call__(
+        self, carry: Sequence[Any], moving: Sequence[Sequence[Any]], begun: Sequence[Any]
+    ) -> tuple[list[Any], list[Tensor]]:
         """The carry after as many steps as there are ``moving``, and the result of each."""
-        given = [[*carry, *one, *begun] for one in moving]
-        if self._plan_for(given):
-            assert self.plan is not None
-            return list(carry), self.plan(given)
-        results = []
+        first = [*carry, *moving[0], *begun]
+        plan = self._plan_for(first)
+        if plan is not None:
+            given = [first, *([*carry, *one, *begun] for one in moving[1:])]
+            if all(plan.goes_on(one, first) for one in given[1:]):
+                return list(carry), plan(given)
+        if len(moving) == 1:
+            *new, result = self.otherwise.forward(*first)
+            return new, [result]
+        new, results = list(carry), []
         for one in moving:
-            *carry, result = self.otherwise.forward(*carry, *one, *begun)
+            new, (result,) = self(new, [one], begun)
             results.append(result)
-        return list(carry), results
+        return new, results
 
-    def _plan_for(self, given: Sequence[Sequence[Any]]) -> bool:
-        if self.unknown is not None:
-            return False
-        if self.plan is None or not self.plan.fits(given[0]):
-            try:
-                self.plan = Plan(self.steps, given[0])
-            except Unknown as error:
-                self.unknown = str(error)
-                return False
-        return all(self.plan.goes_on(one, given[0]) for one in given[1:])
+    def _plan_for(self, given: Sequence[Any]) -> Plan | None:
+        layout = _layout(given)
+        for plan in self.plans:
+            if plan.layout == layout:
+                return plan
+        if any(known == layout for known, _ in self.unknown):
+            return None
+        if len(self.plans) + len(self.unknown) >= REMEMBERED:
+            self.plans.clear()
+            self.unknown.clear()
+        try:
+            self.plans.append(Plan(self.steps, given))
+        except Unknown as error:
+            self.unknown.append((layout, str(error)))
+            return None
+        return self.plans[-1]
 
 
 class Plan:
@@ -174,10 +194,6 @@ class Plan:
         for step in steps:
             self._take(step, given)
         self._pack()
-
-    def fits(self, given: Sequence[Any]) -> bool:
-        """Whether the arguments lie in memory as the first ones did."""
-        return self.layout == _layout(given)
 
     def goes_on(self, given: Sequence[Any], first: Sequence[Any]) -> bool:
         """Whether a step can follow in the same call: the same numbers, and everything else lies as before."""
@@ -347,7 +363,7 @@ def _rectified(operations: Sequence[Operation]) -> list[Operation]:
     return found
 
 
-def _layout(given: Sequence[Any]) -> list[Any]:
+def _layout(given: Sequence[Any]) -> Layout:
     return [(leaf.shape, leaf.stride()) if isinstance(leaf, Tensor) else None for leaf in given]
 
 

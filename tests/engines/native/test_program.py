@@ -15,7 +15,8 @@ from torch.func import grad_and_value, vmap
 from torch.nn import functional as F
 
 from fedretain.engines.native import available
-from fedretain.engines.native.program import LARGEST, REMEMBERED, Program
+from fedretain.engines.native.operations import LARGEST
+from fedretain.engines.native.program import REMEMBERED, Program
 from fedretain.engines.recording import Recording
 from fedretain.losses import LOSSES
 

@@ -156,6 +156,20 @@ def test_what_is_not_known_is_left_to_pytorch(change: Callable[[Tensor], Tensor]
     assert not both.program.plans
 
 
+def test_as_many_clients_as_a_layer_is_wide() -> None:
+    """A value of all clients of that length is not taken for one number of each."""
+    wide = 6
+
+    def every(params: Tensors, moving: Any, fixed: Any) -> tuple[Tensors, Tensor]:
+        (lr, _), received = fixed, torch.arange(wide, dtype=torch.float64)
+        params = {name: value - lr * (value - received) for name, value in params.items()}
+        return params, params["w"].sum(1)
+
+    both = Both(every, {"w": random(wide, wide)}, [batch(wide, 2, 3, wide, torch.float64)])
+    both.agree()
+    assert both.program.unknown[0][1] == "values of other rank"
+
+
 def test_large_products_are_left_to_pytorch() -> None:
     """They are as fast there."""
     width = int(LARGEST**0.5)

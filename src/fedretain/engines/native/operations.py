@@ -157,10 +157,10 @@ def _baddbmm_(plan: Plan, start: Any, one: Any, other: Any, alpha: Any = 1) -> P
 def _elementwise(kind: Kind, *, in_place: bool) -> Callable[..., Place]:
     def emit(plan: Plan, one: Any, other: Any) -> Place:
         a, b = plan.place(one), plan.place(other)
-        if a.shape and b.shape and len(a.shape) != len(b.shape):
+        if len(a.shape) != len(b.shape) and not (a.everybody or b.everybody):
             raise Unknown("values of other rank")
         shape = np.broadcast_shapes(a.shape, b.shape)
-        if in_place and shape != a.shape:
+        if in_place and (shape != a.shape or a.everybody):
             raise Unknown("a smaller value in place")
         out = a if in_place else plan.new(shape)
         to = matrix_of(out)

@@ -65,6 +65,8 @@ class Place(NamedTuple):
     strides: tuple[int, ...]
     of: str = "reals"
     """Of what: "reals", "wholes", which name a class, or "truths"."""
+    everybody: bool = False
+    """Whether it is one number for all clients."""
 
     @property
     def contiguous(self) -> bool:

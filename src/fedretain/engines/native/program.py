@@ -240,7 +240,7 @@ class Plan:
         """A number."""
         place = self.new(())
         self.scratch[place.buffer].fill_(value)
-        return place
+        return place._replace(everybody=True)
 
     def place(self, node: Any, of: str | None = "reals") -> Place:
         """Where a value of that kind, or of any, is; numbers that all clients share too."""
@@ -249,7 +249,7 @@ class Plan:
         if node in self.numbers:
             buffer = self._buffer(0)
             self.scalars.append((buffer, node))
-            return Place(buffer, (), ())
+            return Place(buffer, (), (), everybody=True)
         found = self.values.get(node)
         if not isinstance(found, Place) or of not in (None, found.of):
             raise Unknown(f"the value of {node}")

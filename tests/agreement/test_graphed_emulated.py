@@ -216,6 +216,23 @@ def test_compiled(trained: Trained, monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert threading.enumerate() == threads
 
 
+def test_a_compiler_that_fails(
+    trained: Trained, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The captured steps go on as they are, and a line says why."""
+
+    def fails(*given: Any, **options: Any) -> None:
+        raise AttributeError("no such thing in this version\nand more")
+
+    caplog.set_level("INFO", "fedretain")
+    monkeypatch.setattr("torch._inductor.compile", fails)
+    given = settings(model={"name": f"{__name__}:Meeting"}, local={"lr": 0.05, "batch_size": 4}, participation=2)
+    engine = agree(trained, given, compile_after=0.0)
+    assert "without PyTorch's compiler: no such thing in this version" in caplog.text
+    assert "and more" not in caplog.text
+    assert not engine.plain
+
+
 def test_the_next_round_is_drawn_ahead(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
     """All stacks but the first round's are made before they are asked for, and none is left over."""
     made: list[int] = []

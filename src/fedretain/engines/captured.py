@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import operator
 import warnings
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from fedretain.engines.nodes import shape_of, type_of, views_into
 from fedretain.engines.recording import Recording
 from fedretain.engines.settling import settle, share_equal
 
+LOG = logging.getLogger("fedretain")
 aten = torch.ops.aten
 
 _CLIENTS_FIRST = [1, 0, 2, 3, 4]
@@ -56,7 +58,10 @@ class InPlace:
 
     def compiled_before(self, leaves: Sequence[Any]) -> bool:
         """Whether the compiler has done this in an earlier run and kept the result."""
-        return self._note(leaves).exists()
+        try:
+            return self._note(leaves).exists()
+        except (ImportError, OSError):  # a compiler without such a cache, or one that cannot be read
+            return False
 
     def _note(self, leaves: Sequence[Any]) -> Path:
         """A file in the compiler's own cache, which goes when that goes."""
@@ -67,7 +72,14 @@ class InPlace:
         return Path(cache_dir()) / f"fedretain-{hashlib.sha256(what.encode()).hexdigest()[:32]}"
 
     def compile(self, leaves: Sequence[Any]) -> None:
-        """Fuse operations with PyTorch's compiler, for the layouts of these tensors."""
+        """Fuse operations with PyTorch's compiler, for the layouts of these tensors; without it steps are slower."""
+        try:
+            self._compile(leaves)
+        except Exception as error:  # whatever a compiler of another version does not like
+            self.call = self.module
+            LOG.info("engine: graphed goes on without PyTorch's compiler: %s", str(error).split("\n", 1)[0])
+
+    def _compile(self, leaves: Sequence[Any]) -> None:
         graph = self.module.graph
         options: dict[str, Any] = {"triton.cudagraphs": False}
         if settle(graph, [_op(kernel) for kernel in (convolve, input_gradient, weight_gradient)]):
@@ -81,7 +93,7 @@ class InPlace:
             from torch._inductor import compile as fuse
 
             self.call = fuse(self.module, [leaves[index] for index in self.used], options=options)
-        with suppress(OSError):
+        with suppress(ImportError, OSError):
             self._note(leaves).touch()
 
 

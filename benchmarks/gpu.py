@@ -113,7 +113,7 @@ def measure(work: Work, runner: str, rounds: int) -> tuple[dict[str, Any], Engin
     return row, engine, world
 
 
-def print_profile(engine: Engine, world: World, rows: int = 12) -> None:
+def print_profile(engine: Engine, world: World, rows: int = 45) -> None:
     """The kernels that a round spends its time in."""
     from torch.profiler import ProfilerActivity, profile
 

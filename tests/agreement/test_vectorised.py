@@ -530,3 +530,23 @@ def test_steps_are_collected_where_one_call_plays_them(
     assert played[0] == 1, "the first step shows what it is"
     assert played.count(1) == (1 if several else len(played))
     assert_agree(found, trained(LoopEngine, given, dataset(shape=(2, 12, 12))))
+
+
+class TooFew(torch.nn.Module):
+    """One output less than there are classes."""
+
+    def __init__(self, shape: tuple[int, int, int], classes: int) -> None:
+        super().__init__()
+        self.classifier = torch.nn.Linear(int(np.prod(shape)), classes - 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits."""
+        logits: Tensor = self.classifier(images.flatten(1))
+        return logits
+
+
+@pytest.mark.parametrize("engine", [VectorisedEngine, LoopEngine])
+def test_a_model_with_too_few_outputs(trained: Trained, engine: Any) -> None:
+    """An error in words, not a number from elsewhere in memory."""
+    with pytest.raises(TrainingError, match=r"none of the model's outputs|out of bounds"):
+        trained(engine, settings(model={"name": f"{__name__}:TooFew"}))

@@ -218,6 +218,21 @@ def test_what_is_not_a_number_stays(dtype: torch.dtype) -> None:
         assert value[[0, 2]].isfinite().all()
 
 
+@pytest.mark.parametrize("label", [4, -1, 10**9])
+def test_a_label_that_is_no_output(label: int) -> None:
+    """An error, as PyTorch has it, and nothing is read or written elsewhere."""
+    inputs, labels, real = batch(3, 6, 5, 4, torch.float32)
+    both = Both(trained(), networks(3, [5, 4], torch.float32), [(inputs, labels, real)])
+    both.agree()
+    wrong = labels.clone()
+    wrong[1, 2] = label
+    both.moving = [(inputs, wrong, real)]
+    with pytest.raises(ValueError, match="none of the model's outputs"):
+        both.play(native=True)
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        both.play(native=False)
+
+
 def test_logits_far_apart() -> None:
     """exp(−200) is 0 and the greatest logit counts 1; within a few units of the last place elsewhere."""
     logits = torch.linspace(-120, 0, 16).repeat(2, 4, 1)

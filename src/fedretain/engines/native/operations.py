@@ -252,7 +252,8 @@ def _pick(plan: Plan, value: Any, axis: int, index: Any) -> Place:
     if len(a.shape) != 2 or _axis(axis, 3) != 1 or at.shape != (a.shape[0], 1) or a.strides[1] != 1:
         raise Unknown("a gather")
     out = plan.new(at.shape)
-    return plan.emit(Kind.PICK, out, a=a.buffer, b=at.buffer, rows=a.shape[0], a_row=a.strides[0], b_row=at.strides[0])
+    columns = {"rows": a.shape[0], "length": a.shape[1], "a_row": a.strides[0], "b_row": at.strides[0]}
+    return plan.emit(Kind.PICK, out, a=a.buffer, b=at.buffer, **columns)
 
 
 def _put(*, in_place: bool) -> Callable[..., Place]:
@@ -269,6 +270,7 @@ def _put(*, in_place: bool) -> Callable[..., Place]:
             b=at.buffer,
             c=what.buffer,
             rows=a.shape[0],
+            length=a.shape[1],
             out_row=out.strides[0],
             b_row=at.strides[0],
             c_row=what.strides[0],

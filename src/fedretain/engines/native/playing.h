@@ -22,7 +22,7 @@ INLINE vector rectified(vector v) { return (vector)((bits)v & ~(bits)(v < 0)); }
 /* `many` rows of out = start + by * a b, `wide` vectors of columns. */
 INLINE void some_rows(const int many, const int wide, REAL *out, const REAL *a, const REAL *b, const REAL *bias,
                       const long *op, REAL by) {
-  vector sum[6][4];
+  vector sum[5][4];
   for (int i = 0; i < many; i++)
     for (int j = 0; j < wide; j++) sum[i][j] = (vector){0};
   for (long k = 0; k < op[DEPTH]; k++) {
@@ -213,6 +213,8 @@ static void softmax(REAL *logs, const REAL *a, REAL *shares, const long *op) {
     }                                                                                          \
   break
 
+enum { DONE, UNKNOWN, OUT_OF_RANGE };
+
 /* The operations of all steps of one client, then of the next. `buffers` has a row of `width` addresses for every
    step, `advances` how many bytes the next client is further on. */
 int play(const long *ops, long count, char *const *buffers, long width, const long *advances, const double *numbers,
@@ -237,10 +239,13 @@ int play(const long *ops, long count, char *const *buffers, long width, const lo
         break;
       case SOFTMAX: softmax(out, a, c, op); break;
       case PICK:
-        for (long i = 0; i < op[ROWS]; i++) out[i] = a[i * op[A_ROW] + index[i * op[B_ROW]]];
-        break;
       case PUT:
-        for (long i = 0; i < op[ROWS]; i++) out[i * op[OUT_ROW] + index[i * op[B_ROW]]] += c[i * op[C_ROW]];
+        for (long i = 0; i < op[ROWS]; i++) {
+          const int64_t at = index[i * op[B_ROW]];
+          if (at < 0 || at >= op[LENGTH]) return OUT_OF_RANGE;
+          if (op[KIND] == PICK) out[i] = a[i * op[A_ROW] + at];
+          else out[i * op[OUT_ROW] + at] += c[i * op[C_ROW]];
+        }
         break;
       case ADD: EACH(x + y);
       case SUBTRACT: EACH(x - y);
@@ -264,9 +269,9 @@ int play(const long *ops, long count, char *const *buffers, long width, const lo
             out[i * op[OUT_ROW] + n] = here ? (REAL)numbers[op[NUMBER]] : a[i * op[A_ROW] + n * op[A_NEXT]];
           }
         break;
-      default: return 1;
+      default: return UNKNOWN;
       }
     }
   }
-  return 0;
+  return DONE;
 }

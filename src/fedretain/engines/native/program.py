@@ -21,6 +21,9 @@ from fedretain.engines.native.places import Kind, Operation, Place, Unknown, mat
 REMEMBERED = 16
 """Layouts of arguments whose plans are kept."""
 
+_OUT_OF_RANGE = 2
+"""As in ``playing.h``."""
+
 Layout = list[tuple[torch.Size, tuple[int, ...]] | None]
 
 
@@ -155,6 +158,8 @@ class Plan:
             self.clients,
             len(given),
         )
+        if failed == _OUT_OF_RANGE:
+            raise ValueError("a label is none of the model's outputs")
         if failed:
             raise RuntimeError("a recorded step cannot be played by the kernels")
         return list(results)

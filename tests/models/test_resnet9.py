@@ -41,14 +41,14 @@ def test_at_the_start_logits_are_0_and_blocks_are_the_identity(images: Tensor) -
 
 
 def test_scale_of_the_initial_weights() -> None:
-    """He: deviation √(2 / (9·channels)); within a branch times L^(−1/(2m−2)) = 2^(−1/2), L = m = 2.
+    """He: deviation √(2 / (9·outputs)); within a branch times L^(−1/(2m−2)) = 2^(−1/2), L = m = 2.
 
     With 9·512·512 ≈ 2.4 million draws the estimate is within 0.2 % (four standard errors of 1/√(2n)).
     """
     model = build_model("resnet9", (3, 8, 8), 10, seed=0)
     plain = model.get_parameter("layer3.conv.weight").std().item()
     branch = model.get_parameter("block3.conv1.weight").std().item()
-    assert plain == pytest.approx((2 / (9 * 256)) ** 0.5, rel=0.003)
+    assert plain == pytest.approx((2 / (9 * 512)) ** 0.5, rel=0.003)
     assert branch == pytest.approx((2 / (9 * 512)) ** 0.5 * 2**-0.5, rel=0.003)
     assert not model.get_parameter("block3.conv2.weight").any()
 

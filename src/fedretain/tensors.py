@@ -41,6 +41,13 @@ def inner(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
     return torch.stack([(value * b[name]).sum() for name, value in a.items()]).sum()
 
 
+def inners(*pairs: tuple[Mapping[str, Tensor], Mapping[str, Tensor]]) -> tuple[Tensor, ...]:
+    """⟨a, b⟩ of every pair; tensor by tensor, so that a compiler reads each of them once for all pairs."""
+    names = list(pairs[0][0])
+    sums = torch.stack([(a[name] * b[name]).sum() for name in names for a, b in pairs])
+    return sums.reshape(len(names), len(pairs)).sum(0).unbind()
+
+
 def squared_distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
     """‖a − b‖² over all entries of all tensors."""
     return torch.stack([(value - b[name]).square().sum() for name, value in a.items()]).sum()

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedretain.engines import convolution
-from fedretain.engines.convolution import convolve, fastest, input_gradient, weight_gradient
+from fedretain.engines.convolution import convolve, input_gradient, weight_gradient
 from fedretain.engines.folding import few, folded_convolve, folded_weight_gradient
 
 pytestmark = pytest.mark.usefixtures("without_tf32")
@@ -76,27 +75,6 @@ def test_few_channels(channels: int, outputs: int, side: int, taps: int, padding
     torch.testing.assert_close(folded_convolve(d, turned, outside), of_x, rtol=1e-4, atol=1e-4)
     found = folded_weight_gradient(d, x.detach(), [taps, taps], both)
     torch.testing.assert_close(found, of_w, rtol=1e-4, atol=1e-3)
-
-
-@needs_cuda
-def test_the_fastest_way_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Timed once; from then on only the faster one is called."""
-    monkeypatch.setattr(convolution, "_FASTEST", {})
-    small, large = torch.zeros(8, device="cuda"), torch.zeros(2**26, device="cuda")
-    calls = {"slow": 0, "fast": 0}
-
-    def slow() -> Tensor:
-        calls["slow"] += 1
-        return large.exp()
-
-    def fast() -> Tensor:
-        calls["fast"] += 1
-        return small.exp()
-
-    fastest("a key", [slow, fast])
-    before = dict(calls)
-    assert len(fastest("a key", [slow, fast])) == len(small)
-    assert calls == {"slow": before["slow"], "fast": before["fast"] + 1}
 
 
 def test_maps_lie_side_by_side_where_nothing_is_computed() -> None:

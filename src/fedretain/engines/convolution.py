@@ -2,18 +2,20 @@
 
 As ``vmap`` writes them: grouped convolutions, one group a client, maps [B, K·C, H, W], weights [K·O, C, R, S]. Results
 come out with their channels side by side, [B, H, W, K, C] and [K, O, R, S, C] in memory; what is given may have any
-layout. In half precision the first call of a shape times our kernels and cuDNN's and keeps the faster; in float32 it is
+layout. In half precision the faster of our kernels and cuDNN's is taken (``choices``); in float32 it is
 always ours, whose sums have one order. A handful of channels has kernels of its own (``folding``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from fedretain.engines.choices import fastest
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 PROCESSORS = 132
@@ -39,7 +41,7 @@ def forward_tile(pixels: int, inputs: int, outputs: int, times: int, wide: bool)
         return Tile(64 if pixels <= 512 else 128, columns, 32, 4, 3)
     if inputs >= 128 and outputs % 256 == 0 and -(-pixels // 128) * (outputs // 256) * times >= 3 * PROCESSORS:
         return Tile(128, 256, 64, 8, 4)
-    return Tile(128, columns, 64, 8, 3) if columns == 128 else Tile(128, columns, 64, 4, 4)
+    return Tile(128, columns, 64, 8 if columns == 128 else 4, 3)
 
 
 def weight_tile(inputs: int, outputs: int, columns: int, wide: bool) -> Tile:
@@ -48,7 +50,7 @@ def weight_tile(inputs: int, outputs: int, columns: int, wide: bool) -> Tile:
     if inputs % 64 or wide:
         return Tile(rows, 64 if inputs % 64 == 0 or inputs > 8 else 128, 32, 4, 3)
     if rows < 128 or columns < 128:
-        return Tile(rows, 64, 64, 4, 4)
+        return Tile(rows, 64, 64, 4, 3)
     return Tile(rows, 128, 32, 4, 4) if inputs % 128 == 0 else Tile(rows, 128, 64, 4, 3)
 
 
@@ -66,31 +68,6 @@ def precision_of(x: Tensor) -> str:
 def outputs_of(size: int, taps: int, stride: int, padding: int) -> int:
     """Pixels that a convolution makes of ``size``."""
     return (size + 2 * padding - taps) // stride + 1
-
-
-_FASTEST: dict[Any, int] = {}
-
-
-def fastest(key: Any, ways: Sequence[Callable[[], Tensor]]) -> Tensor:
-    """The result of the fastest of several ways to the same; timed the first time that a key is seen."""
-    if key not in _FASTEST:
-        if torch.cuda.is_current_stream_capturing():
-            return ways[0]()
-        times = [_milliseconds(way) for way in ways]
-        _FASTEST[key] = times.index(min(times))
-    return ways[_FASTEST[key]]()
-
-
-def _milliseconds(way: Callable[[], Tensor], repeats: int = 5) -> float:
-    for _ in range(2):
-        way()
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    start.record()
-    for _ in range(repeats):
-        way()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end))
 
 
 def _side_by_side(maps: Tensor) -> Tensor:
@@ -143,7 +120,7 @@ def convolve(x: Tensor, w: Tensor, stride: int, padding: Sequence[int], clients:
         lambda: _convolve(x, w, stride, padding, clients),
         lambda: F.conv2d(x, w, None, stride, list(padding), 1, clients),
     )
-    return fastest(("forward", x.shape, w.shape, x.dtype, stride, *padding, x.device), ways)
+    return fastest(("forward", x.shape, w.shape, x.dtype, stride, *padding), ways)
 
 
 @convolve.register_fake
@@ -211,7 +188,7 @@ def input_gradient(
         lambda: _input_gradient(d, w, size, stride, padding, clients),
         lambda: _cudnn_gradient(d, _new_maps(d, (len(d), clients * w.shape[1], *size)), w, stride, padding, clients, 0),
     )
-    return fastest(("input", d.shape, w.shape, *size, d.dtype, stride, *padding, d.device), ways)
+    return fastest(("input", d.shape, w.shape, *size, d.dtype, stride, *padding), ways)
 
 
 @input_gradient.register_fake
@@ -271,7 +248,7 @@ def weight_gradient(
             d, x, _new_maps(x, (d.shape[1], x.shape[1] // clients, *taps)), stride, padding, clients, 1
         ),
     )
-    return fastest(("weight", d.shape, x.shape, *taps, d.dtype, stride, *padding, d.device), ways)
+    return fastest(("weight", d.shape, x.shape, *taps, d.dtype, stride, *padding), ways)
 
 
 @weight_gradient.register_fake

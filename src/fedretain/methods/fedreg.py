@@ -12,7 +12,7 @@ from torch.func import grad
 
 from fedretain.errors import ConfigError
 from fedretain.methods.method import Batch, Method, NonNegative, Own, Received, Task
-from fedretain.tensors import Tensors, add, add_scaled, inner, scale, subtract
+from fedretain.tensors import Tensors, add, add_scaled, inners, scale, subtract
 
 if TYPE_CHECKING:
     from fedretain.config import LocalSettings
@@ -73,7 +73,10 @@ class FedReg(Method):
     def step(
         self, params: Tensors, batch: Batch, index: int, received: Received, own: Own, task: Task
     ) -> tuple[Tensors, Tensor]:
-        """Descend at the slow parameters, then take back what hurts pseudo and perturbed data (Eq. 10, 11)."""
+        """Descend at the slow parameters, then take back what hurts pseudo and perturbed data (Eq. 10, 11).
+
+        ⟨θ − w_s·g_s − w, g_p⟩ is taken in two parts, so that all sums come from one pass over the parameters.
+        """
         pseudo = task.part(Batch(own.prepared["x_s"], own.prepared["y_s"], own.data.weights), index)
         perturbed = task.part(Batch(own.prepared["x_p"], own.data.labels, own.data.weights), index)
         w = received.params
@@ -82,20 +85,21 @@ class FedReg(Method):
         if self.modified_gradient:
             uniform = torch.full_like(pseudo.labels, 1 / pseudo.labels.shape[-1])
             _, semantic = task.gradient(slow, pseudo._replace(labels=uniform), training=False)
-            g = add_scaled(g, -_projection(g, semantic), semantic)
+            g = add_scaled(g, -_ratio(*inners((g, semantic), (semantic, semantic))), semantic)
         params = add_scaled(params, -task.lr, g)
 
         middle = scale(0.5, add(params, w))
         _, g_s = task.gradient(middle, pseudo, training=False)
-        w_s = self.pseudo_weight * _projection(subtract(params, w), g_s).clamp(min=0)
-        corrected = add_scaled(params, -w_s, g_s)
         _, g_p = task.gradient(middle, perturbed, training=False)
-        w_p = self.perturbed_weight * _projection(subtract(corrected, w), g_p).clamp(min=0)
-        return add_scaled(corrected, -w_p, g_p), loss
+        moved = subtract(params, w)
+        pairs = ((moved, g_s), (g_s, g_s), (moved, g_p), (g_s, g_p), (g_p, g_p))
+        with_s, s_squared, with_p, s_with_p, p_squared = inners(*pairs)
+        w_s = self.pseudo_weight * _ratio(with_s, s_squared).clamp(min=0)
+        w_p = self.perturbed_weight * _ratio(with_p - w_s * s_with_p, p_squared).clamp(min=0)
+        return add_scaled(add_scaled(params, -w_s, g_s), -w_p, g_p), loss
 
 
-def _projection(a: Tensors, b: Tensors) -> Tensor:
+def _ratio(product: Tensor, squared: Tensor) -> Tensor:
     """⟨a, b⟩/‖b‖², and 0 where b is 0 (a model whose outputs are still constant has no gradient)."""
-    squared = inner(b, b)
     safe = torch.where(squared > 0, squared, torch.ones_like(squared))
-    return torch.where(squared > 0, inner(a, b) / safe, torch.zeros_like(squared))
+    return torch.where(squared > 0, product / safe, torch.zeros_like(squared))

@@ -243,7 +243,7 @@ def test_ten_thousand_clients_with_one_example_and_one_client(clients: int, exam
     assert run.summary["mean_forgetting"] is None
     assert "NaN" not in (run.path / "summary.json").read_text()
     with np.load(run.path / "partition.npz") as kept:
-        if clients > 10_000:
+        if clients > 2_000:
             assert kept["train_offsets"].tolist() == list(range(clients + 1))
             assert sorted(kept["train_indices"].tolist()) == list(range(examples))
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -38,6 +39,31 @@ def test_by_hand() -> None:
     assert cross_entropy(logits, labels, counts).item() == pytest.approx(math.log(3), abs=1e-14)
     assert truncated_softmax(logits, labels, counts).item() == pytest.approx(math.log(3 / 2), abs=1e-14)
     assert weighted_softmax(logits, labels, counts).item() == pytest.approx(math.log(5 / 8), abs=1e-14)
+
+
+def test_floor_by_hand() -> None:
+    """p = (1/6, 1/3, 1/2), label 1, floor 1/6: −ln(1/3 + 1/6) = ln 2; the slope is (1/3) ÷ (1/2) of p − (0, 1, 0).
+
+    Soft labels (1/2, 0, 1/2): −½ ln(1/6 + 1/6) − ½ ln(1/2 + 1/6) = ½ ln 9/2.
+    """
+    logits = torch.tensor([[1.0, 2.0, 3.0]], dtype=torch.float64).log()
+    labels, counts = torch.tensor([1]), torch.tensor([1, 1, 1])
+    floored = partial(cross_entropy, floor=1 / 6)
+    assert floored(logits, labels, counts).item() == pytest.approx(math.log(2), abs=1e-14)
+    slope = 2 / 3 * torch.tensor([[1 / 6, -2 / 3, 1 / 2]], dtype=torch.float64)
+    torch.testing.assert_close(gradient(floored, logits, labels, counts), slope)
+    soft = torch.tensor([[0.5, 0.0, 0.5]], dtype=torch.float64)
+    assert floored(logits, soft, counts).item() == pytest.approx(math.log(9 / 2) / 2, abs=1e-14)
+
+
+def test_floor_of_an_example_that_is_surely_wrong() -> None:
+    """No more than −log floor, and nothing pulls, however large the logits are; without a floor the slope is 1."""
+    logits, labels = torch.tensor([[0.0, 1e4], [0.0, 1e30]]), torch.tensor([0, 0])
+    floored = partial(cross_entropy, floor=1e-12)
+    counts = torch.tensor([1, 1])
+    torch.testing.assert_close(floored(logits, labels, counts), torch.full((2,), 12 * math.log(10)))
+    assert not gradient(floored, logits, labels, counts).any()
+    assert gradient(cross_entropy, logits, labels, counts).tolist() == [[-1.0, 1.0], [-1.0, 1.0]]
 
 
 @pytest.mark.parametrize(

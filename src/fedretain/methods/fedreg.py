@@ -53,22 +53,23 @@ class FedReg(Method):
             )
 
     def prepare(self, received: Received, own: Own, task: Task) -> Tensors:
-        """Pseudo data (x_s, y_s) with soft labels of the received model; perturbed data x_p keep the true labels."""
-        eta_p = 0.01 * self.eta_s if self.eta_p is None else self.eta_p
-        x_s = self._ascend(received.params, own.data, self.eta_s, task)
-        x_p = self._ascend(received.params, own.data, eta_p, task)
-        return {"x_s": x_s, "y_s": task.logits(received.params, x_s).softmax(-1), "x_p": x_p}
+        """Pseudo data (x_s, y_s) with soft labels of the received model; perturbed data x_p keep the true labels.
 
-    def _ascend(self, params: Tensors, data: Batch, eta: float, task: Task) -> Tensor:
-        """x ← x + η·sign(∇_x L(x, y)), E times, without clamping to the pixel range (§3.1)."""
+        x ← x + η·sign(∇_x L(x, y)), E times, without clamping to the pixel range (§3.1); both kinds side by side.
+        """
+        x, y = own.data.inputs, own.data.labels
+        labels = torch.cat([y, y])
+        ones = x.new_ones((len(x), *(1 for _ in x.shape[1:])))
+        eta = torch.cat([ones * self.eta_s, ones * (0.01 * self.eta_s if self.eta_p is None else self.eta_p)])
 
         def loss(inputs: Tensor) -> Tensor:
-            return task.losses(task.logits(params, inputs), data.labels).sum()
+            return task.losses(task.logits(received.params, inputs), labels).sum()
 
-        inputs = data.inputs.clone()
+        inputs = torch.cat([x, x])
         for _ in range(self.ascent_steps):
             inputs = inputs + eta * grad(loss)(inputs).sign()
-        return inputs
+        x_s, x_p = inputs[: len(x)].clone(), inputs[len(x) :].clone()
+        return {"x_s": x_s, "y_s": task.logits(received.params, x_s).softmax(-1), "x_p": x_p}
 
     def step(
         self, params: Tensors, batch: Batch, index: int, received: Received, own: Own, task: Task

@@ -31,7 +31,7 @@ CHECKPOINT_SHARE = 0.02
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
-ONE_ARRAY_PER_CLIENT = 10_000
+ONE_ARRAY_PER_CLIENT = 2_000
 """Above this population the partition file holds two long arrays instead of two short ones per client."""
 
 

@@ -39,6 +39,7 @@ class Work(NamedTuple):
     precision: str
     goal: float
     """Milliseconds a round."""
+    loss: Any = "ce"
 
     def world(self) -> World:
         """On the GPU, with random images: the time of a step does not depend on what is seen."""
@@ -53,6 +54,7 @@ class Work(NamedTuple):
             "partition": {"kind": "iid", "clients": self.clients, "validation": 0.0, "seed": 0},
             "model": self.model,
             "method": self.method,
+            "loss": self.loss,
             "local": {"lr": 0.01, "epochs": self.epochs, "batch_size": self.batch_size},
             "evaluate": {"every": 0},
             "forgetting": {"every": 0},
@@ -64,10 +66,11 @@ class Work(NamedTuple):
 
 
 FEDREG = {"name": "fedreg", "gamma": 0.5, "eta_s": 0.1}
+FLOORED = {"name": "ce", "floor": 1e-12}
 WORKS = {
     "lenet": Work(180, 450, 64, 3, {"name": "lenet"}, "fedavg", "float32", 60),
     "lenet-bf16": Work(180, 450, 64, 3, {"name": "lenet"}, "fedavg", "bfloat16", 60),
-    "fedreg": Work(100, 5, 5, 30, {"name": "resnet9"}, FEDREG, "bfloat16", 750),
+    "fedreg": Work(100, 5, 5, 30, {"name": "resnet9"}, FEDREG, "bfloat16", 750, FLOORED),
     "resnet18-batch": Work(10, 1344, 64, 1, {"name": "resnet18"}, "fedavg", "bfloat16", 120),
     "resnet18-group": Work(10, 1344, 64, 1, {"name": "resnet18", "norm": "group"}, "fedavg", "bfloat16", 140),
 }

@@ -392,3 +392,11 @@ def test_timings_are_found_again_by_another_process() -> None:
         for _ in range(2)
     }
     assert len(keys) == 1
+
+
+def test_a_graphed_engine_is_told_how_long_the_run_will_be(monkeypatch: pytest.MonkeyPatch, world: World) -> None:
+    """Without the compiler, so that it can decide on compiling at once; an engine that was asked for knows nothing."""
+    monkeypatch.setattr("fedretain.engines.graphed.GraphedEngine", lambda *worlds, expected: expected)
+    planned = Plan("graphed", "loop", 1, "", 0.5, 40)
+    assert build_engine(world, planned) == build_engine_for_all([world, world], planned) == 20
+    assert math.isnan(build_engine(world, Plan("graphed", "loop", 1, "")))

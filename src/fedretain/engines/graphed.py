@@ -7,6 +7,7 @@ reads and writes, the round's batches lie on the device as numbers of examples, 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -34,6 +35,8 @@ COMPILE_AFTER = 60.0
 """Seconds of replays before a step is compiled: about what compiling costs, so that short runs do without."""
 COMPILE_AGAIN_AFTER = 5.0
 """The same where an earlier run has compiled it: the compiler finds it in its cache, and capturing is what it costs."""
+WORTH = 3
+"""A run that is expected to take so many times as long compiles at once."""
 SHARE_FOR_DATA = 0.25
 """Share of the free memory that the normalised dataset may take."""
 
@@ -44,11 +47,19 @@ class GraphedEngine(VectorisedEngine):
     gathers = False
     for_capture = True
 
-    def __init__(self, *worlds: World, at_once: int | None = None, compile_after: float = COMPILE_AFTER) -> None:
+    def __init__(
+        self,
+        *worlds: World,
+        at_once: int | None = None,
+        compile_after: float = COMPILE_AFTER,
+        expected: float = math.nan,
+    ) -> None:
+        """``expected``: seconds that all rounds will take without the compiler, where that is known."""
         _check_device(worlds[0].federation.device)
         super().__init__(*worlds, at_once=at_once)
         self.model.padding.explicit = True
         self.compile_after = compile_after
+        self.expected = expected
         self.pool = torch.cuda.graph_pool_handle()
         self.data = _normalised(self.world)
         self.ahead = Ahead(gather=self.gathers)
@@ -111,7 +122,8 @@ class GraphedEngine(VectorisedEngine):
             places = self.places[key] = Places(self, carry, fixed, clients, roomy(total))
         kinds = places.kinds(clients, self.many)
         places.load(carry, fixed, clients, each.lr)
-        captured = [places.ensure(kind, each.received.round) for kind in dict.fromkeys(kinds)]
+        shares = {kind: kinds.count(kind) / len(kinds) for kind in kinds}
+        captured = [places.ensure(kind, share, each.received.round) for kind, share in shares.items()]
         if any(captured):
             places.load(carry, fixed, clients, each.lr)  # capturing a step takes one
         start = time.perf_counter()
@@ -224,12 +236,11 @@ class Places:
         labels = federation.labels.index_select(0, chosen).reshape(at.shape)
         return Batch(inputs.reshape(*at.shape, *inputs.shape[1:]), labels, weights), Moving(self.counter[0], rate)
 
-    def ensure(self, kind: tuple[bool, bool], round: int) -> bool:
-        """Record and capture a kind of step, compile it where it has been used for long; whether that was needed."""
-        compiling = self.compiling.setdefault(kind, Compiling(self.engine.compile_after))
-        compile_now = compiling.due(self.steps.get(kind), lambda: self._leaves(kind))
-        if kind in self.replays and not compile_now:
-            return False
+    def ensure(self, kind: tuple[bool, bool], share: float, round: int) -> bool:
+        """Record and capture a kind of step, compile it where that is worth it; whether anything was captured.
+
+        ``share``: how many of the steps are of this kind.
+        """
         if kind not in self.steps:
             carry = tree_unflatten(self.carry, self.carry_spec)
             fixed = tree_unflatten(self.fixed, self.fixed_spec)
@@ -239,10 +250,13 @@ class Places:
             if not recording.reusable:
                 raise NotReusable("it reads the round's number")
             self.steps[kind] = InPlace(recording)
+            self.compiling[kind] = Compiling(self.engine.compile_after, share * self.engine.expected)
         step = self.steps[kind]
-        if compile_now:
+        if self.compiling[kind].due(step, lambda: self._leaves(kind)):
             self.replays.pop(kind, None)
             step.compile(self._leaves(kind))
+        elif kind in self.replays:
+            return False
 
         def one() -> None:
             loss = step(self._leaves(kind))
@@ -264,25 +278,25 @@ class Places:
 
 
 class Compiling:
-    """When a step has been replayed for long enough to be compiled."""
+    """When a step is worth compiling: it has been replayed for long enough, or surely will be."""
 
-    def __init__(self, after: float) -> None:
-        self.after, self.seconds = after, 0.0
+    def __init__(self, after: float, expected: float) -> None:
+        self.after, self.expected, self.seconds = after, expected, 0.0
         self.done = False
         self.before: bool | None = None
         """Whether an earlier run has compiled it; None as long as nobody has looked."""
 
-    def due(self, step: InPlace | None, leaves: Callable[[], list[Any]]) -> bool:
+    def due(self, step: InPlace, leaves: Callable[[], list[Any]]) -> bool:
         """Whether to compile it now, which is said once."""
         if self.done or self.after == float("inf"):
             return False
-        if self.seconds < self.after and step is not None and self.seconds >= COMPILE_AGAIN_AFTER:
-            if self.before is None:
-                self.before = step.compiled_before(leaves())
-            self.done = self.before
-        else:
-            self.done = self.seconds >= self.after
+        if self._worth(COMPILE_AGAIN_AFTER) and self.before is None:
+            self.before = step.compiled_before(leaves())
+        self.done = self._worth(COMPILE_AGAIN_AFTER if self.before else self.after)
         return self.done
+
+    def _worth(self, cost: float) -> bool:
+        return self.seconds >= cost or self.expected >= WORTH * cost
 
 
 class Preparation:
@@ -308,9 +322,9 @@ class Preparation:
         self.whole = InPlace(Recording(make, prepared, (), fixed, for_capture=True))
         if watch.seen:
             raise NotReusable("it reads the round's number")
-        self.engine, self.compiling = engine, Compiling(engine.compile_after)
-        self.replay = Replay(self._run, engine.pool)
-        self._compile_if_due()
+        self.engine, self.compiling = engine, Compiling(engine.compile_after, engine.expected)
+        self.replay: Replay | None = None
+        self._capture()
 
     def _leaves(self) -> list[Any]:
         return [*self.places, *self.inputs]
@@ -318,20 +332,23 @@ class Preparation:
     def _run(self) -> None:
         self.whole(self._leaves())
 
-    def _compile_if_due(self) -> None:
-        """Compile once it has been replayed for long enough."""
+    def _capture(self) -> Replay:
+        """Captured, and compiled once that is worth it."""
         if self.compiling.due(self.whole, self._leaves):
+            self.replay = None
             self.whole.compile(self._leaves())
+        if self.replay is None:
             self.replay = Replay(self._run, self.engine.pool)
+        return self.replay
 
     def __call__(self, each: Each) -> Tensors:
         """What the method makes of what was received now."""
-        self._compile_if_due()
+        replay = self._capture()
         for place, leaf in zip(self.inputs, _leaves(each), strict=True):
             if isinstance(place, Tensor):
                 place.copy_(leaf)
         start = time.perf_counter()
-        self.replay()
+        replay()
         if not self.compiling.done and self.engine.compile_after < float("inf"):
             torch.cuda.synchronize()
             self.compiling.seconds += time.perf_counter() - start

@@ -62,6 +62,8 @@ class Plan(NamedTuple):
     """Empty where there was nothing to choose."""
     seconds: float = math.nan
     """The expected time of a round; not known for an engine that was asked for."""
+    rounds: int = 0
+    """How many are left."""
 
     @property
     def key(self) -> str:
@@ -101,7 +103,7 @@ def make_plan(world: World, settings: EngineSettings, cohort: int, rounds: int) 
     name, _, inner = best.partition("/")
     rest = ", ".join(f"{_label(other)} {value:.3g} s" for other, value in seconds.items() if other != best)
     why = f"about {seconds[best]:.3g} s a round ({rest})" if rest else ""
-    return Plan(name, inner or "loop", workers, why, seconds[best])
+    return Plan(name, inner or "loop", workers, why, seconds[best], rounds)
 
 
 def plan_for_all(worlds: Sequence[World], settings: EngineSettings, cohorts: Sequence[int], rounds: int) -> Plan | None:
@@ -123,7 +125,7 @@ def plan_for_all(worlds: Sequence[World], settings: EngineSettings, cohorts: Seq
         return None
     name, _, inner = best.partition("/")
     why = f"about {seconds[best]:.3g} s a round of all ({len(worlds)} × {alone.seconds:.3g} s one after the other)"
-    return Plan(name, inner or "loop", workers, why, seconds[best])
+    return Plan(name, inner or "loop", workers, why, seconds[best], rounds)
 
 
 def build_engine_for_all(worlds: Sequence[World], plan: Plan) -> StackingEngine:
@@ -135,7 +137,7 @@ def build_engine_for_all(worlds: Sequence[World], plan: Plan) -> StackingEngine:
     if plan.name == "graphed":
         from fedretain.engines.graphed import GraphedEngine
 
-        return GraphedEngine(*worlds)
+        return GraphedEngine(*worlds, expected=plan.rounds * plan.seconds)
     from fedretain.engines.vectorised import VectorisedEngine
 
     return VectorisedEngine(*worlds)
@@ -154,7 +156,7 @@ def build_engine(world: World, plan: Plan, pool: WorkerPool | None = None) -> En
     if plan.name == "graphed":
         from fedretain.engines.graphed import GraphedEngine
 
-        return GraphedEngine(world)
+        return GraphedEngine(world, expected=plan.rounds * plan.seconds)
     return LoopEngine(world)
 
 

@@ -96,8 +96,7 @@ class Recording:
                 call_directly(part.graph)
                 part.recompile()
         else:
-            module.graph.eliminate_dead_code()
-            module.recompile()
+            module.graph.eliminate_dead_code()  # whoever captures it rewrites it, and writes its code then
         self.module = module
 
     @property

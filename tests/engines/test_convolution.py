@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedretain.engines.convolution import convolve, input_gradient, weight_gradient
+from fedretain.engines import convolution
+from fedretain.engines.convolution import Tile, convolve, input_gradient, weight_gradient
 from fedretain.engines.folding import few, folded_convolve, folded_weight_gradient
 
 pytestmark = pytest.mark.usefixtures("without_tf32")
@@ -22,6 +23,7 @@ CASES = [
     (1, 32, 12, 5, 1, 0),
     (24, 40, 7, 3, 1, 1),
     (128, 256, 4, 3, 1, 1),
+    (256, 128, 4, 3, 1, 1),
     (20, 8, 6, 3, 2, 1),
 ]
 
@@ -57,6 +59,24 @@ def test_all_three(
         scale = float(expected.detach().abs().max())
         torch.testing.assert_close(found.double(), expected.detach(), rtol=0, atol=4 * bits * scale)
         assert found.is_contiguous(memory_format=torch.channels_last)
+
+
+@needs_cuda
+@pytest.mark.parametrize("tile", [Tile(128, 256, 64, 8, 4), Tile(64, 256, 64, 4, 4), Tile(128, 128, 64, 8, 3)], ids=str)
+def test_tiles_for_more_clients(tile: Tile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is taken where many clients fill the GPU: the same numbers."""
+    monkeypatch.setattr(convolution, "forward_tile", lambda *_: tile)
+    x, w = random(BATCH, CLIENTS * 256, 6, 6).bfloat16(), random(CLIENTS * 256, 256, 3, 3).bfloat16()
+    x, w = (value.contiguous(memory_format=torch.channels_last) for value in (x, w))
+    exact_x = x.double().requires_grad_()
+    y = F.conv2d(exact_x, w.double(), None, 1, 1, 1, CLIENTS)
+    d = random(*y.shape).bfloat16().contiguous(memory_format=torch.channels_last)
+    (of_x,) = torch.autograd.grad(y, exact_x, d.double())
+    for found, expected in (
+        (convolution._convolve(x, w, 1, [1, 1], CLIENTS), y.detach()),
+        (convolution._input_gradient(d, w, [6, 6], 1, [1, 1], CLIENTS), of_x),
+    ):
+        torch.testing.assert_close(found.double(), expected, rtol=0, atol=2.0**-6 * float(expected.abs().max()))
 
 
 @needs_cuda

@@ -39,18 +39,24 @@ def forward_tile(pixels: int, inputs: int, outputs: int, times: int, wide: bool)
         return Tile(128, columns, 16 if wide else 32, 4, 3)
     if wide or inputs % 64:
         return Tile(64 if pixels <= 512 else 128, columns, 32, 4, 3)
-    if inputs >= 128 and outputs % 256 == 0 and -(-pixels // 128) * (outputs // 256) * times >= 3 * PROCESSORS:
-        return Tile(128, 256, 64, 8, 4)
+    if inputs >= 128 and outputs % 256 == 0:
+        wide_tiles = outputs // 256 * times
+        if -(-pixels // 128) * wide_tiles >= 3 * PROCESSORS:
+            return Tile(128, 256, 64, 8, 4)
+        if pixels % 128 and -(-pixels // 64) * wide_tiles >= 3 * PROCESSORS:
+            return Tile(64, 256, 64, 4, 4)
     return Tile(128, columns, 64, 8 if columns == 128 else 4, 3)
 
 
-def weight_tile(inputs: int, outputs: int, columns: int, wide: bool) -> Tile:
+def weight_tile(pixels: int, inputs: int, outputs: int, columns: int, wide: bool) -> Tile:
     """Tiles of a product [outputs, pixels] · [pixels, columns], the columns being taps × inputs."""
     rows = min(128, max(16, 1 << (outputs - 1).bit_length()))
     if inputs % 64 or wide:
         return Tile(rows, 64 if inputs % 64 == 0 or inputs > 8 else 128, 32, 4, 3)
     if rows < 128 or columns < 128:
         return Tile(rows, 64, 64, 4, 3)
+    if pixels <= 128 and inputs % 256 == 0:
+        return Tile(64, 256, 32, 4, 3)
     return Tile(rows, 128, 32, 4, 4) if inputs % 128 == 0 else Tile(rows, 128, 64, 4, 3)
 
 
@@ -265,7 +271,7 @@ def _weight_gradient(
     _, batch, outputs, *made = gradients.shape
     channels, *sides = maps.shape[2:]
     pixels, columns = batch * made[0] * made[1], taps[0] * taps[1] * channels
-    tile = weight_tile(channels, outputs, columns, x.dtype == torch.float32)
+    tile = weight_tile(pixels, channels, outputs, columns, x.dtype == torch.float32)
     tiles = -(-outputs // tile.rows) * -(-columns // tile.columns)
     splits = splits_of(pixels, tiles * clients, tile)
     dtype = x.dtype if splits == 1 else torch.float32

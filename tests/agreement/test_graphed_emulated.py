@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -188,14 +188,21 @@ class Meeting(torch.nn.Module):
         return logits
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="PyTorch's compiler needs a C++ compiler")
-@pytest.mark.filterwarnings("ignore")
-def test_compiled(trained: Trained, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The same once the steps are compiled; the next run finds that they were."""
+@pytest.fixture
+def in_this_process() -> Iterator[None]:
+    """Threads of the compiler that stay would keep later tests from forking."""
     from torch._inductor import config
 
+    with config.patch(compile_threads=1):
+        yield
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="PyTorch's compiler needs a C++ compiler")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("in_this_process")
+def test_compiled(trained: Trained, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The same once the steps are compiled; the next run finds that they were."""
     threads = threading.enumerate()
-    monkeypatch.setattr(config, "compile_threads", 1)  # threads that stay would keep later tests from forking
     with contextlib.suppress(ImportError):
         monkeypatch.setattr("tqdm.tqdm.monitor_interval", 0)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
@@ -225,12 +232,37 @@ def test_a_compiler_that_fails(
         raise AttributeError("no such thing in this version\nand more")
 
     caplog.set_level("INFO", "fedretain")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "none")
     monkeypatch.setattr("torch._inductor.compile", fails)
     given = settings(model={"name": f"{__name__}:Meeting"}, local={"lr": 0.05, "batch_size": 4}, participation=2)
     engine = agree(trained, given, compile_after=0.0)
     assert "without PyTorch's compiler: no such thing in this version" in caplog.text
     assert "and more" not in caplog.text
     assert not engine.plain
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_what_was_compiled_before_starts_no_processes(
+    before: bool, trained: Trained, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Kernels that are only looked up need none; else there are as many as there were."""
+    from torch._inductor import config
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "none")
+    monkeypatch.setattr(graphed.InPlace, "compiled_before", lambda step, leaves: before)
+    threads: list[int] = []
+
+    def instead(module: Any, given: Any, options: Any) -> Any:
+        threads.append(config.compile_threads)
+        return module
+
+    monkeypatch.setattr("torch._inductor.compile", instead)
+    given = settings(model={"name": f"{__name__}:Meeting"}, local={"lr": 0.05, "batch_size": 4}, participation=2)
+    with config.patch(compile_threads=7):
+        agree(trained, given, compile_after=0.0)
+        assert set(threads) == {1 if before else 7}
+        assert config.compile_threads == 7
 
 
 def test_the_next_round_is_drawn_ahead(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:

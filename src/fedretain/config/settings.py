@@ -155,7 +155,7 @@ class ForgettingSettings(Section):
 
 
 class CheckpointSettings(Section):
-    """Save every so many rounds; null saves as often as costs at most 2 % of the time."""
+    """Save every so many rounds; null saves so that it costs about 1 % of the time."""
 
     every: Annotated[int, Field(ge=1)] | None = None
 

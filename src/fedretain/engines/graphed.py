@@ -110,7 +110,12 @@ class GraphedEngine(VectorisedEngine):
                 self.close()
                 self.plain = True
         self.for_capture = False
-        return super()._steps(each, clients, carry)
+        own = [leaf.clone(memory_format=torch.contiguous_format) for leaf in tree_flatten(carry)[0]]
+        return super()._steps(each, clients, tree_unflatten(own, tree_flatten(carry)[1]))
+
+    def _start(self, name: str, value: Tensor, count: int) -> Tensor:
+        """As it was received: it is copied to its place, or before steps are played one by one."""
+        return value if self.many else value.expand(count, *value.shape)
 
     def _replayed(self, each: Each, clients: Stack, carry: Carry) -> tuple[Carry, Tensor]:
         total, count = clients.plan.lengths.shape

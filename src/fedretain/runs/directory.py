@@ -26,7 +26,7 @@ from fedretain.runs.metrics import Row, keep_rows, read_rows
 
 LINGER = 0.1
 """Seconds that a round of the metrics may wait for others, to be written with them."""
-CHECKPOINT_SHARE = 0.02
+CHECKPOINT_SHARE = 0.01
 """The part of the time that saving may cost when ``checkpoint.every`` is not given."""
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -183,7 +183,7 @@ class RunDirectory:
                     self.store.drop(version)
 
     def checkpoint_is_due(self, round: int) -> bool:
-        """By the number of rounds if that is given, else so that saving costs at most 2 % of the time."""
+        """By the number of rounds if that is given, else so that saving costs about 1 % of the time."""
         every = self.experiment.checkpoint.every
         if every is not None:
             return round % every == 0

@@ -241,30 +241,6 @@ def test_a_compiler_that_fails(
     assert not engine.plain
 
 
-@pytest.mark.parametrize("before", [False, True])
-def test_what_was_compiled_before_starts_no_processes(
-    before: bool, trained: Trained, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Kernels that are only looked up need none; else there are as many as there were."""
-    from torch._inductor import config
-
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "none")
-    monkeypatch.setattr(graphed.InPlace, "compiled_before", lambda step, leaves: before)
-    threads: list[int] = []
-
-    def instead(module: Any, given: Any, options: Any) -> Any:
-        threads.append(config.compile_threads)
-        return module
-
-    monkeypatch.setattr("torch._inductor.compile", instead)
-    given = settings(model={"name": f"{__name__}:Meeting"}, local={"lr": 0.05, "batch_size": 4}, participation=2)
-    with config.patch(compile_threads=7):
-        agree(trained, given, compile_after=0.0)
-        assert set(threads) == {1 if before else 7}
-        assert config.compile_threads == 7
-
-
 def test_the_next_round_is_drawn_ahead(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
     """All stacks but the first round's are made before they are asked for, and none is left over."""
     made: list[int] = []

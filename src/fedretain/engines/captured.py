@@ -7,7 +7,7 @@ import logging
 import operator
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -88,11 +88,7 @@ class InPlace:
             self.module.recompile()
         for node in graph.nodes:
             node.meta = {}  # of the tracing that is over; the compiler traces anew
-        from torch._inductor import config
-
-        # Looking kernels up needs no processes beside this one, which take seconds to start and to end.
-        alone = config.patch(compile_threads=1) if self.compiled_before(leaves) else nullcontext()
-        with torch.no_grad(), warnings.catch_warnings(), _kept_for_later(), alone:
+        with torch.no_grad(), warnings.catch_warnings(), _kept_for_later():
             warnings.simplefilter("ignore")  # advice on TF32 and the compiler's own deprecations are not the user's
             from torch._inductor import compile as fuse
 

@@ -27,6 +27,8 @@ SOURCES = ("kernels.c", "convolution.h", "pooling.h", "updating.h", "playing.h")
 FLAGS = ("-O3", "-march=native", "-fno-trapping-math", "-fPIC", "-shared")
 DEFINED = {torch.float32: (), torch.float64: ("-DDOUBLE",)}
 """What the compiler is told for each type of numbers; there are kernels for no other."""
+PARTS = {"single": (), "playing": ("-DPLAYING",)}
+"""The same for both libraries: single operations, and programs of them."""
 PATIENCE = 60.0
 """Seconds after which the compiler is given up."""
 
@@ -43,12 +45,12 @@ def compiler() -> list[str] | None:
 
 
 @functools.cache
-def library(dtype: torch.dtype) -> ctypes.CDLL | None:
+def library(dtype: torch.dtype, part: str = "single") -> ctypes.CDLL | None:
     """The kernels for one type of numbers, which takes a second the first time; None where they cannot be had."""
     command = compiler() if dtype in DEFINED else None
     if command is None:
         return None
-    flags = [*FLAGS, *DEFINED[dtype]]
+    flags = [*FLAGS, *DEFINED[dtype], *PARTS[part]]
     try:
         path = _folder() / f"{_key(command, flags)}.so"
         if not path.exists():

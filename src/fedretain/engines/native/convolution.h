@@ -4,11 +4,6 @@
    pixels i + y * wide + x of every channel, so a vector of neighbouring pixels needs vectors of neighbours, whatever
    the width: rows that are shorter than a vector cost nothing but their few columns of border. */
 
-typedef REAL vector __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(REAL)), may_alias));
-typedef REAL small __attribute__((vector_size(16), aligned(sizeof(REAL)), may_alias));
-#define SMALL ((long)(16 / sizeof(REAL)))
-#define AT(p) (*(const vector *)(p))
-
 INLINE void copy(const REAL *from, REAL *to, long count) {
   if (count < SMALL) {
     for (long i = 0; i < count; i++) to[i] = from[i];

@@ -46,7 +46,16 @@
 #endif
 #define LANES ((long)(VECTOR_BYTES / sizeof(REAL)))
 
+typedef REAL vector __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(REAL)), may_alias));
+typedef REAL small __attribute__((vector_size(16), aligned(sizeof(REAL)), may_alias));
+#define SMALL ((long)(16 / sizeof(REAL)))
+#define AT(p) (*(const vector *)(p))
+
+/* Two libraries: few runs need both, and compiling takes a second. */
+#ifdef PLAYING
+#include "playing.h"
+#else
 #include "convolution.h"
 #include "pooling.h"
 #include "updating.h"
-#include "playing.h"
+#endif

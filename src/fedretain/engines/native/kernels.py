@@ -80,8 +80,12 @@ def add_scaled_(numbers: Tensor, gradient: Tensor, factor: Tensor) -> Tensor:
 
 def available(dtype: torch.dtype, name: str = "pool") -> bool:
     """Whether there are kernels for this type of numbers; not every processor has every one."""
-    found = library(dtype)
+    found = _holding(name, dtype)
     return found is not None and hasattr(found, name)
+
+
+def _holding(name: str, dtype: torch.dtype) -> ctypes.CDLL | None:
+    return library(dtype, "playing" if name == "play" else "single")
 
 
 _TENSOR, _WHOLE = ctypes.c_void_p, ctypes.c_long
@@ -99,7 +103,7 @@ _ARGUMENTS = {
 @functools.cache
 def function(name: str, dtype: torch.dtype) -> Callable[..., Any]:
     """A kernel, by its name in C; it gives 0 where all went well."""
-    found = library(dtype)
+    found = _holding(name, dtype)
     assert found is not None
     kernel = getattr(found, name)
     kernel.argtypes, kernel.restype = _ARGUMENTS[name], ctypes.c_int

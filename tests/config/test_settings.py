@@ -55,7 +55,7 @@ def test_defaults_are_written_out() -> None:
         "validation": 0.1,
     }
     assert written["model"] == {"name": "mlp", "hidden": [64]}
-    assert written["loss"] == {"name": "ce", "floor": 0.0}
+    assert written["loss"] == {"name": "ce"}
     assert written["method"] == {"name": "fedavg"}
     assert written["local"]["epochs"] == 1.0
     assert written["local"]["steps"] is None
@@ -148,7 +148,7 @@ def test_nothing_can_be_changed() -> None:
         ({"partition": {"alhpa": 1}}, "unknown key 'partition.alhpa'; did you mean 'partition.alpha'?"),
         ({"partition": {"valdation": 0.1}}, "did you mean 'partition.validation'?"),
         ({"model": {"hiden": [3]}}, "unknown key 'model.hiden'; did you mean 'model.hidden'?"),
-        ({"loss": {"name": "tce", "tau": 1}}, "unknown key 'loss.tau': loss takes no parameters"),
+        ({"loss": {"name": "ce", "tau": 1}}, "unknown key 'loss.tau': loss takes no parameters"),
         ({"method": {"name": "fedavg", "mu": 1}}, "unknown key 'method.mu': method takes no parameters"),
         ({1: 2}, "a key must be text"),
     ],

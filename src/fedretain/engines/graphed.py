@@ -127,7 +127,7 @@ class GraphedEngine(VectorisedEngine):
             places = self.places[key] = Places(self, carry, fixed, clients, roomy(total))
         kinds = places.kinds(clients, self.many)
         places.load(carry, fixed, clients, each.lr)
-        shares = {kind: kinds.count(kind) / len(kinds) for kind in kinds}
+        shares = {kind: kinds.count(kind) / len(kinds) for kind in dict.fromkeys(kinds)}
         captured = [places.ensure(kind, share, each.received.round) for kind, share in shares.items()]
         if any(captured):
             places.load(carry, fixed, clients, each.lr)  # capturing a step takes one

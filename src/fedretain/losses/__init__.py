@@ -9,7 +9,7 @@ from types import MappingProxyType
 from torch import Tensor
 
 from fedretain.losses.calibrated import balanced_softmax, calibrated_softmax, restricted_softmax
-from fedretain.losses.softmax import cross_entropy, truncated_softmax, weighted_softmax
+from fedretain.losses.softmax import cross_entropy, floored_cross_entropy, truncated_softmax, weighted_softmax
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -21,6 +21,7 @@ LOSSES: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
         "fedrs": restricted_softmax,
         "fedlc": calibrated_softmax,
         "balanced": balanced_softmax,
+        "ce_floor": floored_cross_entropy,
     }
 )
 
@@ -30,6 +31,7 @@ __all__ = [
     "balanced_softmax",
     "calibrated_softmax",
     "cross_entropy",
+    "floored_cross_entropy",
     "restricted_softmax",
     "truncated_softmax",
     "weighted_softmax",

@@ -19,16 +19,19 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from fedretain.errors import DataError
 
 
-def cross_entropy(
-    logits: Tensor, labels: Tensor, class_counts: Tensor, *, floor: Annotated[float, Field(ge=0, lt=1)] = 0.0
-) -> Tensor:
-    """Cross-entropy: −f_y + log Σ_c exp f_c = −log p_y. With a floor −log(p_y + floor).
+def cross_entropy(logits: Tensor, labels: Tensor, class_counts: Tensor) -> Tensor:
+    """Plain cross-entropy: −f_y + log Σ_c exp f_c."""
+    return contrast(logits) - score_of_label(logits, labels)
 
-    An example that the model is as sure to have wrong as that pushes no more: its gradient falls with p_y ÷ floor.
-    FedReg's authors train with 10⁻¹²; without it a client whose loss has jumped can run away.
+
+def floored_cross_entropy(
+    logits: Tensor, labels: Tensor, class_counts: Tensor, *, floor: Annotated[float, Field(gt=0, lt=1)] = 1e-12
+) -> Tensor:
+    """Cross-entropy with a floor: −log(p_y + floor), p the softmax. FedReg's authors train with it.
+
+    An example that the model is as sure to have wrong as that pulls no more: its gradient falls with p_y ÷ floor.
+    Without it a client whose loss has jumped can run away.
     """
-    if floor == 0:
-        return contrast(logits) - score_of_label(logits, labels)
     log_p = logits - contrast(logits).unsqueeze(-1)
     return -score_of_label(torch.logaddexp(log_p, torch.full_like(log_p, math.log(floor))), labels)
 

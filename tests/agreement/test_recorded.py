@@ -70,7 +70,7 @@ def test_methods(method: Any, trained: Trained) -> None:
     compared(trained, given)
 
 
-@pytest.mark.parametrize("loss", ["ce", "tce", "wsm", "fedrs", "fedlc", "balanced"])
+@pytest.mark.parametrize("loss", ["ce", "tce", "wsm", "fedrs", "fedlc", "balanced", "ce_floor"])
 def test_losses_with_partial_batches(loss: str, trained: Trained) -> None:
     compared(trained, settings(loss=loss))
 

@@ -1,6 +1,6 @@
 """Which of several ways to the same result is the fastest on this GPU: timed once, kept for later runs.
 
-Kept choices save the next run the timing, and give a resumed run the kernels, and so the last bits, of the first one.
+Kept choices save the next run the timing, and a resumed run goes on with those of the first one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The softmax family of local objectives: logits plus a function of the client's class counts.
 
 Each loss takes logits [B, C], labels (class numbers [B], or soft labels [B, C] that sum to one) and the class
-counts [C] of the client's *training* split, and returns one loss per example. All of them are
+counts [C] of the client's *training* split, and returns one loss per example. All but the one with a floor are
 ``−f_y + log Σ_c v_c exp f_c``; they differ in the weights v_c that a class gets in the contrast term. They are
 training losses only: evaluation always uses the plain softmax.
 """

@@ -25,8 +25,8 @@ def _plus(maps: Tensor, bias: Tensor) -> Tensor:
 def _conv3x3(inputs: int, outputs: int) -> nn.Conv2d:
     """A 3×3 convolution without bias; weights ~ N(0, 2 / (9 · outputs)), for ReLU (He et al. 2015).
 
-    By the outputs, as in Fixup's experiments. By the inputs the features of a CIFAR image would have a squared norm of
-    6,400 in place of 38, and the classifier's first step with a rate of 0.1 (FedReg's on CIFAR-10) would diverge.
+    By the outputs, as in Fixup's experiments. By the inputs the features of a 32 × 32 image of normal pixels would have
+    a squared norm of 6,400 in place of 38, and training with a rate of 0.1 (FedReg's on CIFAR-10) diverged at once.
     """
     conv = nn.Conv2d(inputs, outputs, kernel_size=3, padding=1, bias=False)
     nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")

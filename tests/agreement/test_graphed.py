@@ -112,9 +112,12 @@ def test_augmentation_and_small_stacks(trained: Callable[..., Any]) -> None:
 
 @needs_cuda
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_compiled(trained: Callable[..., Any]) -> None:
-    """The same once the steps are compiled."""
-    agree(trained, settings(model=LENET, method="scaffold"), 12, compile_after=0.0)
+@pytest.mark.parametrize(
+    "method", ["scaffold", {"name": "fedreg", "gamma": 0.4, "eta_s": 0.01, "ascent_steps": 6}], ids=str
+)
+def test_compiled(trained: Callable[..., Any], method: Any) -> None:
+    """The same once the steps are compiled; of FedReg's ascent one turn is."""
+    agree(trained, settings(model=LENET, method=method), 12, compile_after=0.0)
 
 
 def test_refuses_a_cpu() -> None:

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 import torch
 from tests.agreement.conftest import Ended, assert_agree, dataset, settings
-from torch import Tensor
+from torch import Tensor, fx
 from torch.nn import functional as F
 
-from fedretain.engines import convolution, folding, graphed
+from fedretain.engines import captured, convolution, folding, graphed, rolling
 from fedretain.engines.graphed import GraphedEngine
 from fedretain.engines.loop import LoopEngine
 
@@ -221,6 +221,35 @@ def test_compiled(trained: Trained, monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert len(compiled) == len(notes)
     assert set(tmp_path.glob("fedretain-*")) == set(notes)
     assert threading.enumerate() == threads
+
+
+@pytest.mark.parametrize(
+    ("model", "rounds"),
+    [({"name": "mlp", "hidden": [8]}, 3), ({"name": "resnet9", "width": 20}, 1)],
+    ids=["mlp", "resnet9"],
+)
+def test_a_loop_is_compiled_once(
+    trained: Trained, monkeypatch: pytest.MonkeyPatch, model: dict[str, Any], rounds: int
+) -> None:
+    """FedReg's ascent is one turn to the compiler, played as often as before; here the compiler leaves it as it is."""
+    sizes: list[int] = []
+
+    def as_it_is(module: fx.GraphModule, given: Sequence[Any], options: dict[str, Any]) -> fx.GraphModule:
+        sizes.append(len(module.graph.nodes))
+        return module
+
+    monkeypatch.setattr(captured, "_fused", as_it_is)
+    monkeypatch.setattr(rolling, "LEAST_SAVED", 20)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "none")
+    method = {"name": "fedreg", "gamma": 0.4, "eta_s": 0.01, "ascent_steps": 6}
+    local = {"steps": 2, "epochs": None, "lr": 0.01}
+    given = settings(model=model, method=method, local=local, participation=2, rounds=rounds)
+    engine = agree(trained, given, 8, compile_after=0.0)
+    preparations = list(engine.preparations.values())
+    assert all(isinstance(preparation.whole.call, rolling.Rolled) for preparation in preparations)
+    assert {preparation.whole.call.turns for preparation in preparations} <= {5, 6}
+    whole = max(len(preparation.whole.module.graph.nodes) for preparation in preparations)
+    assert sum(sizes[:3]) < whole, "compiled more than was recorded"
 
 
 def test_a_compiler_that_fails(

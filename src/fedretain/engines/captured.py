@@ -18,6 +18,7 @@ from fedretain.engines.convolution import TYPES, convolve, input_gradient, weigh
 from fedretain.engines.folding import FEW_CHANNELS, few, folded_convolve, folded_weight_gradient
 from fedretain.engines.nodes import shape_of, type_of, views_into
 from fedretain.engines.recording import Recording
+from fedretain.engines.rolling import Rolled, find_loop
 from fedretain.engines.settling import settle, share_equal
 
 LOG = logging.getLogger("fedretain")
@@ -32,7 +33,7 @@ every norm's result, which is made of one map and four numbers a channel."""
 class InPlace:
     """A recording whose carry is written back into the tensors it was read from.
 
-    Called with the tensors of carry, moving and fixed, it returns the result. ``compile`` fuses its operations.
+    Called with the tensors of carry, moving and fixed, it returns the results. ``compile`` fuses its operations.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -50,11 +51,9 @@ class InPlace:
         self.call: Callable[..., Any] = self.module
         self.code = self.module.code
 
-    def __call__(self, leaves: Sequence[Any]) -> Tensor:
+    def __call__(self, leaves: Sequence[Any]) -> list[Tensor]:
         """One step."""
-        (result,) = self.call(*(leaves[index] for index in self.used))
-        assert isinstance(result, Tensor)
-        return result
+        return list(self.call(*(leaves[index] for index in self.used)))
 
     def compiled_before(self, leaves: Sequence[Any]) -> bool:
         """Whether the compiler has done this in an earlier run and kept the result."""
@@ -86,15 +85,27 @@ class InPlace:
             options["realize_reads_threshold"] = _READS
             straighten(graph)
             self.module.recompile()
-        for node in graph.nodes:
-            node.meta = {}  # of the tracing that is over; the compiler traces anew
-        with torch.no_grad(), warnings.catch_warnings(), _kept_for_later():
-            warnings.simplefilter("ignore")  # advice on TF32 and the compiler's own deprecations are not the user's
-            from torch._inductor import compile as fuse
-
-            self.call = fuse(self.module, [leaves[index] for index in self.used], options=options)
+        given = [leaves[index] for index in self.used]
+        loop = find_loop(graph)
+        with torch.no_grad():
+            if loop is None:
+                self.call = _fused(self.module, given, options)
+            else:
+                self.call = Rolled(self.module, loop, given, lambda part, given: _fused(part, given, options))
         with suppress(ImportError, OSError):
             self._note(leaves).touch()
+
+
+def _fused(module: fx.GraphModule, given: Sequence[Any], options: dict[str, Any]) -> Callable[..., Any]:
+    """A module compiled for tensors that lie as the given ones do."""
+    for node in module.graph.nodes:
+        node.meta = {}  # of the tracing that is over; the compiler traces anew
+    with warnings.catch_warnings(), _kept_for_later():
+        warnings.simplefilter("ignore")  # advice on TF32 and the compiler's own deprecations are not the user's
+        from torch._inductor import compile as fuse
+
+        compiled: Callable[..., Any] = fuse(module, list(given), options=options)
+    return compiled
 
 
 def _kept_for_later() -> AbstractContextManager[Any]:
@@ -222,10 +233,11 @@ def straighten(graph: fx.Graph) -> None:
 
 
 def write_back(graph: fx.Graph, carried: int) -> None:
-    """Copy the new carry over the old one at the end, and return the result alone."""
+    """Copy the new carry over the old one at the end, and return the results alone."""
     inputs = [node for node in graph.nodes if node.op == "placeholder"][:carried]
     (output,) = (node for node in graph.nodes if node.op == "output")
-    *new, result = output.args[0]
+    given: Any = output.args[0]
+    new, results = given[:carried], given[carried:]
     with graph.inserting_before(output):
         # A new value that lies in another old one's memory would be overwritten before it is copied.
         apart = [
@@ -236,7 +248,7 @@ def write_back(graph: fx.Graph, carried: int) -> None:
         targets = [old for old, value in zip(inputs, new, strict=True) if value is not old]
         for old, value in zip(targets, apart, strict=True):
             graph.call_function(aten.copy_.default, (old, value))
-    output.args = ([result],)
+    output.args = (list(results),)
 
 
 def _forward(graph: fx.Graph, node: fx.Node) -> None:

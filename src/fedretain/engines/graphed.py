@@ -142,7 +142,7 @@ class GraphedEngine(VectorisedEngine):
         return places.taken(), history
 
     def _prepared(self, each: Each) -> Tensors:
-        """What the method makes of the received model, replayed from the second round on."""
+        """What the method makes of the received model, replayed."""
         if self.plain_preparation:
             return super()._prepared(each)
         if not isinstance(each.lr, Tensor):
@@ -150,13 +150,14 @@ class GraphedEngine(VectorisedEngine):
         key = tuple(leaf.shape if isinstance(leaf, Tensor) else leaf for leaf in _leaves(each))
         found = self.preparations.get(key)
         if found is None:
-            first = super()._prepared(each)
             try:
-                self.preparations[key] = Preparation(self, each, first)
+                found = self.preparations[key] = Preparation(self, each)
+            except torch.cuda.OutOfMemoryError:
+                raise
             except (NotReusable, RuntimeError) as error:
                 LOG.info("engine: graphed does not capture the method's prepare: %s", error)
                 self.plain_preparation = True
-            return first
+                return super()._prepared(each)
         return found(each)
 
 
@@ -264,7 +265,7 @@ class Places:
             return False
 
         def one() -> None:
-            loss = step(self._leaves(kind))
+            (loss,) = step(self._leaves(kind))
             self.history.index_copy_(0, self.counter, loss.reshape(1, -1))
             self.counter.add_(1)
 
@@ -307,10 +308,8 @@ class Compiling:
 class Preparation:
     """A method's ``prepare`` for a stack, captured."""
 
-    def __init__(self, engine: GraphedEngine, each: Each, prepared: Tensors) -> None:
+    def __init__(self, engine: GraphedEngine, each: Each) -> None:
         self.inputs = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in _leaves(each)]
-        leaves, self.spec = tree_flatten(prepared)
-        self.places = [leaf.clone() for leaf in leaves]
         watch = RoundWatch()
 
         def hook(method: Any, received: Received, own: Own, task: Any) -> Tensors:
@@ -318,30 +317,30 @@ class Preparation:
             made: Tensors = method.prepare(watched, own, task)
             return made
 
-        def make(carry: Tensors, moving: Any, fixed: Any) -> tuple[Tensors, Tensor]:
+        def make(carry: Any, moving: Any, fixed: Any) -> tuple[Any, list[Tensor]]:
             own, (params, buffers, server), numbers, lr = fixed
             received = Received(params, buffers, server, each.received.round)
-            return engine._mapped(Each(received, own, numbers, lr), hook), own.examples
+            made, self.spec = tree_flatten(engine._mapped(Each(received, own, numbers, lr), hook))
+            return carry, made
 
         fixed = tree_unflatten(self.inputs, tree_flatten(_parts(each))[1])
-        self.whole = InPlace(Recording(make, prepared, (), fixed, for_capture=True))
+        self.whole = InPlace(Recording(make, (), (), fixed, for_capture=True))
         if watch.seen:
             raise NotReusable("it reads the round's number")
         self.engine, self.compiling = engine, Compiling(engine.compile_after, engine.expected)
         self.replay: Replay | None = None
+        self.made: list[Tensor] = []
+        """Where every replay leaves what was made."""
         self._capture()
 
-    def _leaves(self) -> list[Any]:
-        return [*self.places, *self.inputs]
-
     def _run(self) -> None:
-        self.whole(self._leaves())
+        self.made = self.whole(self.inputs)
 
     def _capture(self) -> Replay:
         """Captured, and compiled once that is worth it."""
-        if self.compiling.due(self.whole, self._leaves):
-            self.replay = None
-            self.whole.compile(self._leaves())
+        if self.compiling.due(self.whole, lambda: self.inputs):
+            self.replay, self.made = None, []
+            self.whole.compile(self.inputs)
         if self.replay is None:
             self.replay = Replay(self._run, self.engine.pool)
         return self.replay
@@ -357,7 +356,7 @@ class Preparation:
         if not self.compiling.done and self.engine.compile_after < float("inf"):
             torch.cuda.synchronize()
             self.compiling.seconds += time.perf_counter() - start
-        made: Tensors = tree_unflatten([place.clone() for place in self.places], self.spec)
+        made: Tensors = tree_unflatten([tensor.clone() for tensor in self.made], self.spec)
         return made
 
 

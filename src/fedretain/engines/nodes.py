@@ -71,6 +71,15 @@ def strides_of(node: Any) -> tuple[int, ...] | None:
     return tuple(stride() if callable(stride) else stride) if stride is not None else None
 
 
+def key_of(arguments: Any) -> Any:
+    """Equal for equal arguments only: 1, 1.0 and True are not."""
+    if isinstance(arguments, (list, tuple)):
+        return (list, *(key_of(part) for part in arguments))
+    if isinstance(arguments, dict):
+        return (dict, *((name, key_of(part)) for name, part in arguments.items()))
+    return arguments if isinstance(arguments, fx.Node) else (type(arguments), str(arguments))
+
+
 def alike(one: Any, other: Any) -> bool:
     """Whether two nodes have the same shape and type."""
     return shape_of(one) is not None and shape_of(one) == shape_of(other) and type_of(one) == type_of(other)

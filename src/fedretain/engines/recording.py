@@ -50,7 +50,8 @@ class Recording:
 
         ``stacked``: all tensors have a leading axis of clients, which no operation mixes.
 
-        ``for_capture``: nothing is computed while recording, and a play leaves its arguments as they are.
+        ``for_capture``: nothing is computed while recording, and a play leaves its arguments as they are. The result
+        may be a list then.
         """
         groups = [tree_flatten(part) for part in (carry, moving, fixed)]
         specs = [spec for _, spec in groups]
@@ -65,7 +66,7 @@ class Recording:
             leaves_out, spec_out = tree_flatten(new)
             if spec_out != specs[0]:
                 raise TypeError("a recorded step must give back what it was given, under the same names")
-            return [*leaves_out, result]
+            return [*leaves_out, *(result if isinstance(result, list) else [result])]
 
         with torch.no_grad():
             given = [leaf for leaves, _ in groups for leaf in leaves]

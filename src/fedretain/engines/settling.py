@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from fedretain.engines.folding import FEW_CHANNELS
-from fedretain.engines.nodes import shape_of, type_of, views_into, writes
+from fedretain.engines.nodes import key_of, shape_of, type_of, views_into, writes
 
 aten = torch.ops.aten
 
@@ -33,7 +33,7 @@ def share_equal(graph: fx.Graph) -> None:
             continue
         if any(views_into(source) in changed for source in node.all_input_nodes):
             continue
-        first = seen.setdefault((node.target, _key(node.args), _key(node.kwargs)), node)
+        first = seen.setdefault((node.target, key_of((node.args, node.kwargs))), node)
         if first is not node:
             node.replace_all_uses_with(first)
             graph.erase_node(node)
@@ -43,15 +43,6 @@ def _pure(node: fx.Node) -> bool:
     if not isinstance(node.target, torch._ops.OpOverload):
         return node.target is operator.getitem
     return not node.target._schema.is_mutable and torch.Tag.nondeterministic_seeded not in node.target.tags
-
-
-def _key(value: Any) -> Any:
-    """Equal for equal arguments only: 1, 1.0 and True are not."""
-    if isinstance(value, (list, tuple)):
-        return (list, *(_key(part) for part in value))
-    if isinstance(value, dict):
-        return (dict, *((name, _key(part)) for name, part in value.items()))
-    return value if isinstance(value, fx.Node) else (type(value), str(value))
 
 
 class Turn(NamedTuple):

@@ -23,9 +23,13 @@ def derive(seed: int, purpose: str, *numbers: int) -> int:
     return int.from_bytes(_digest(seed, purpose, *numbers), "little")
 
 
+def name_of(seed: int, purpose: str, *numbers: int) -> str:
+    """How a stream is called."""
+    return f"{int(seed)}/{purpose}" + "".join([f"/{int(number)}" for number in numbers])
+
+
 def _digest(seed: int, purpose: str, *numbers: int) -> bytes:
-    name = f"{int(seed)}/{purpose}" + "".join([f"/{int(number)}" for number in numbers])
-    return hashlib.blake2b(name.encode(), digest_size=16).digest()
+    return hashlib.blake2b(name_of(seed, purpose, *numbers).encode(), digest_size=16).digest()
 
 
 def stream(seed: int, purpose: str, *numbers: int) -> np.random.Generator:

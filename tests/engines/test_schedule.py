@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -84,16 +86,21 @@ def test_every_client_is_equally_likely() -> None:
     work=st.one_of(st.builds(dict, epochs=st.floats(0.01, 3)), st.builds(dict, steps=st.integers(1, 9))),
     drop_last=st.booleans(),
     seed=st.integers(0, 3),
+    many=st.sampled_from([1, 100]),
 )
 def test_the_schedule_of_many_is_that_of_each(
-    sizes: list[int], batch: int, work: dict, drop_last: bool, seed: int
+    sizes: list[int], batch: int, work: dict, drop_last: bool, seed: int, many: int
 ) -> None:
-    """Side by side: the same examples in the same order, 0 in length once a client has done all its steps."""
+    """Side by side: the same examples in the same order, 0 in length once a client has done all its steps.
+
+    Both drawn by NumPy and by the kernel, which is for ``many`` clients and more.
+    """
     drop_last = drop_last and batch <= min(sizes)
     local = settings(batch_size=batch, drop_last=drop_last, **work)
     room = min(batch, max(sizes)) + 1
     streams = [(seed + index % 2, 10 * index) for index in range(len(sizes))]
-    plan = schedule(streams, 3, sizes, local, room)
+    with mock.patch("fedretain.engines.schedule.MANY", many):
+        plan = schedule(streams, 3, sizes, local, room)
     assert plan.positions.shape == (max(plan.steps), len(sizes), room)
     for column, (size, (own_seed, client)) in enumerate(zip(sizes, streams, strict=True)):
         batches = local_batches(own_seed, 3, client, size, local)

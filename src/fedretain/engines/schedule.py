@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from fedretain.engines.native.drawing import shuffled
 from fedretain.errors import ConfigError
-from fedretain.randomness import Streams, stream
+from fedretain.randomness import Streams, name_of, stream
 
 if TYPE_CHECKING:
     from fedretain.config import LocalSettings
+
+MANY = 16
+"""Fewer clients at once are not worth a run of the C compiler."""
 
 
 def sample_cohort(seed: int, round: int, clients: int, size: int) -> np.ndarray:
@@ -94,15 +98,18 @@ def schedule(
     positions = np.zeros((int(totals.max()), len(sizes), room), dtype=np.int64)
     lengths = np.zeros(positions.shape[:2], dtype=np.int64)
     shared = _streams(get_ident())
+    named = {seed: name_of(seed, "batches", round) for seed in {seed for seed, _ in streams}}
     for kind, (size, total) in enumerate(zip(kinds.tolist(), totals.tolist(), strict=True)):
         (columns,) = np.nonzero(kind_of == kind)
         per_epoch, width = steps_per_epoch(size, local), min(local.batch_size, size)
         epochs, used = -(-total // per_epoch), min(size, per_epoch * width)
         orders = np.empty((len(columns), epochs, size), dtype=np.int64)
-        orders[:] = np.arange(size)
-        for order, column in zip(orders, columns.tolist(), strict=True):
-            seed, client = streams[column]
-            shared.at(seed, round, client).permuted(order, axis=1, out=order)
+        of_kind = [streams[column] for column in columns.tolist()]
+        names = [f"{named[seed]}/{client}" for seed, client in of_kind]
+        if len(streams) < MANY or not shuffled(names, orders):
+            orders[:] = np.arange(size)
+            for order, (seed, client) in zip(orders, of_kind, strict=True):
+                shared.at(seed, round, client).permuted(order, axis=1, out=order)
         batches = np.zeros((len(columns), epochs, per_epoch * width), dtype=np.int64)
         batches[..., :used] = orders[..., :used]
         batches = batches.reshape(len(columns), epochs * per_epoch, width)[:, :total]

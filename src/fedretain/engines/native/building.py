@@ -23,12 +23,12 @@ import torch
 from fedretain.data.cache import cache_folder
 
 LOG = logging.getLogger("fedretain")
-SOURCES = ("kernels.c", "convolution.h", "pooling.h", "updating.h", "playing.h")
+SOURCES = ("kernels.c", "convolution.h", "pooling.h", "updating.h", "playing.h", "drawing.h")
 FLAGS = ("-O3", "-march=native", "-fno-trapping-math", "-fPIC", "-shared")
 DEFINED = {torch.float32: (), torch.float64: ("-DDOUBLE",)}
 """What the compiler is told for each type of numbers; there are kernels for no other."""
-PARTS = {"single": (), "playing": ("-DPLAYING",)}
-"""The same for both libraries: single operations, and programs of them."""
+PARTS = {"single": (), "playing": ("-DPLAYING",), "drawing": ("-DDRAWING",)}
+"""The same for each library: single operations, programs of them, random numbers."""
 PATIENCE = 60.0
 """Seconds after which the compiler is given up."""
 

@@ -51,9 +51,11 @@ typedef REAL small __attribute__((vector_size(16), aligned(sizeof(REAL)), may_al
 #define SMALL ((long)(16 / sizeof(REAL)))
 #define AT(p) (*(const vector *)(p))
 
-/* Two libraries: few runs need both, and compiling takes a second. */
-#ifdef PLAYING
+/* Three libraries: few runs need all of them, and compiling takes a second. */
+#if defined(PLAYING)
 #include "playing.h"
+#elif defined(DRAWING)
+#include "drawing.h"
 #else
 #include "convolution.h"
 #include "pooling.h"

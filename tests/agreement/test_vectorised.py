@@ -514,7 +514,8 @@ def test_steps_of_all_widths_are_recorded_alike(trained: Trained) -> None:
 def test_steps_are_collected_where_one_call_plays_them(
     trained: Trained, monkeypatch: pytest.MonkeyPatch, model: dict[str, Any], several: bool
 ) -> None:
-    """Else a batch is let go of before the next one is fetched."""
+    """Else a batch is let go of before the next one is fetched. (Where nothing is summed up at once.)"""
+    monkeypatch.setattr(VectorisedEngine, "_summed", lambda *given: None)
     played: list[int] = []
     original = Recording.steps
 
@@ -530,6 +531,49 @@ def test_steps_are_collected_where_one_call_plays_them(
     assert played[0] == 1, "the first step shows what it is"
     assert played.count(1) == (1 if several else len(played))
     assert_agree(found, trained(LoopEngine, given, dataset(shape=(2, 12, 12))))
+
+
+@pytest.mark.skipif(not available(torch.float64, "play"), reason="no C compiler")
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+@pytest.mark.parametrize(
+    ("keys", "summed"),
+    [
+        ({}, True),
+        ({"model": {"name": "mlp", "hidden": [40, 8]}, "loss": "wsm"}, True),
+        ({"local": {"batch_size": 3}}, False),
+        ({"local": {"batch_size": 4, "momentum": 0.9}}, False),
+        ({"model": {"name": "lenet"}}, False),
+    ],
+    ids=["mlp", "wsm", "partial batches", "momentum", "lenet"],
+)
+def test_summed_up_where_they_train(
+    trained: Trained, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any], summed: bool, precision: str
+) -> None:
+    """A client's model need not be kept where only the sum is asked for: the same bits as from all of them.
+
+    From the first round on, whatever was played before: a resumed run takes the same way.
+    """
+    made: list[bool] = []
+    original = VectorisedEngine._summed
+
+    def noted(engine: VectorisedEngine, *given: Any) -> Any:
+        found = original(engine, *given)
+        made.append(found is not None)
+        return found
+
+    given = settings(**{"model": {"name": "mlp", "hidden": [8]}, "local": {"batch_size": 4}, **keys}, rounds=3)
+    given |= {"partition": {"kind": "iid", "clients": 6, "validation": 0.0}, "precision": precision}
+    data = dataset(shape=(2, 12, 12))
+    monkeypatch.setattr(VectorisedEngine, "_summed", noted)
+    found = trained(VectorisedEngine, given, data)
+    assert made == [summed] * 3
+    monkeypatch.setattr(VectorisedEngine, "_summed", lambda *given: None)
+    kept = trained(VectorisedEngine, given, data)
+    assert found.params.keys() == kept.params.keys()
+    for name, value in found.params.items():
+        assert torch.equal(value, kept.params[name]), name
+    rows = [[{k: v for k, v in row.items() if "seconds" not in k} for row in ended.rows] for ended in (found, kept)]
+    assert rows[0] == rows[1]
 
 
 class TooFew(torch.nn.Module):

@@ -125,10 +125,10 @@ def test_without_kernels_native_is_loop(
     """And says so. Float64, where the operations that are left out besides change nothing but last bits."""
     given = settings(model="lenet", rounds=1, participation=2, local={"epochs": 1})
     data = dataset(96, (1, 16, 16))
-    monkeypatch.setenv("CC", "no-such-compiler")
     library.cache_clear()
     try:
-        with caplog.at_level(logging.INFO, "fedretain"):
+        with caplog.at_level(logging.INFO, "fedretain"), monkeypatch.context() as here:
+            here.setenv("CC", "no-such-compiler")
             native = trained(with_workers(engines, 2, "native"), given, data)
     finally:
         library.cache_clear()

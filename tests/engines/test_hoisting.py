@@ -77,3 +77,29 @@ def test_views_of_what_is_replaced_are_taken_in_every_step() -> None:
     assert recording.first is not None
     assert "transpose" not in names(recording.first)
     assert "transpose" in names(recording.module)
+
+
+def _axis_added(carry: Any, rate: Tensor, fixed: Any) -> Any:
+    """A bias goes to every row of its client."""
+    made = carry["a"] + carry["b"].view(2, 1, 3, 3).transpose(1, 2).sum(2)
+    return {"a": carry["a"] + -rate * made, "b": carry["b"] + -rate * made}, made.sum()
+
+
+def _clients_merged(carry: Any, rate: Tensor, fixed: Any) -> Any:
+    """All clients' numbers in one row, which one place for all of them could not show."""
+    made = carry["a"].view(6, 3).sum(1).sum() + carry["b"]
+    return {"a": carry["a"] + -rate * fixed["x"], "b": carry["b"] + -rate * made}, made.sum()
+
+
+def _clients_last(carry: Any, rate: Tensor, fixed: Any) -> Any:
+    made = carry["a"].transpose(0, 1).sum(1).sum() + carry["b"]
+    return {"a": carry["a"] + -rate * fixed["x"], "b": carry["b"] + -rate * made}, made.sum()
+
+
+@pytest.mark.parametrize(
+    ("step", "apart"),
+    [(_updated_where_it_lies, True), (_axis_added, True), (_clients_merged, False), (_clients_last, False)],
+)
+def test_clients_that_may_share_a_place(step: Any, apart: bool) -> None:
+    """Where every view of the carry keeps the axis of the clients."""
+    assert played(step).one_place is apart

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fedretain.engines.nodes import VIEWS, readers, views_into, writes
+from fedretain.engines.nodes import VIEWS, readers, shape_of, views_into, writes
 
 
 def hoist(module: fx.GraphModule, carried: int, moving: int) -> tuple[fx.GraphModule, fx.GraphModule]:
@@ -41,6 +41,30 @@ def hoist(module: fx.GraphModule, carried: int, moving: int) -> tuple[fx.GraphMo
     first = _part(module, [*carry, *fixed], inside, wanted)
     then = _part(module, [*carry, *moved, *wanted], rest, results)
     return first, then
+
+
+def keeps_clients_apart(first: fx.GraphModule, carried: int) -> bool:
+    """Whether all that the first part makes of the carry are views of it that keep its first axis."""
+    of_carry = set(list(first.graph.nodes)[:carried])
+    for node in first.graph.nodes:
+        if node.op == "output" or not any(source in of_carry for source in node.all_input_nodes):
+            continue
+        clients = (shape_of(node.args[0]) or (0,))[0]
+        if _name(node) == "view":
+            keeps = list(node.args[1])[:1] == [clients]
+        elif _name(node) == "transpose":
+            keeps = 0 not in node.args[1:]
+        else:
+            keeps = _name(node) == "unsqueeze" and node.args[1] != 0
+        if not keeps:
+            return False
+        of_carry.add(node)
+    return True
+
+
+def _name(node: fx.Node) -> str:
+    """An operation's name, be it called as a method or not."""
+    return str(getattr(node.target, "overloadpacket", node.target)).removeprefix("aten.")
 
 
 def _writes_into(node: Any, memory: fx.Node) -> bool:

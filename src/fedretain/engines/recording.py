@@ -6,6 +6,7 @@ time. A recording has none of it: it holds the operations that these led to, for
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fedretain.engines.fusing import call_directly, fuse, pool_by_slices
-from fedretain.engines.hoisting import hoist
+from fedretain.engines.hoisting import hoist, keeps_clients_apart
 from fedretain.engines.native import Program, convolve_few_channels, pool_in_one_pass, update_in_one_pass
 from fedretain.engines.rewriting import fold_constants, simplify, update_in_place, use_memory_again
 from fedretain.engines.tracing import trace
@@ -124,6 +125,23 @@ class Recording:
     def several(self) -> bool:
         """Whether one call plays several steps; known from the first step on."""
         return self.program is not None and bool(self.program.plans)
+
+    def summed(
+        self, start: Sequence[Tensor], moving: Sequence[Sequence[Any]], fixed: Sequence[Any], shares: Tensor
+    ) -> tuple[list[Tensor], list[Tensor]] | None:
+        """All clients from the same ``start``: Σ p·(where a client ended − start), and the result of each step.
+
+        None where these steps cannot be played so, or only one by one.
+        """
+        if self.program is None or not self.one_place or self.carried != len(start):
+            return None
+        place = [torch.empty_like(leaf).expand(len(shares), *leaf.shape) for leaf in start]
+        return self.program.summed(place, start, moving, self.begin(place, fixed), shares)
+
+    @functools.cached_property
+    def one_place(self) -> bool:
+        """Whether clients that are played one after another may all use one place for their carry."""
+        return self.first is not None and keeps_clients_apart(self.first, self.carried)
 
     def steps(
         self, carry: Sequence[Any], moving: Sequence[Sequence[Any]], begun: Sequence[Any]

@@ -7,7 +7,7 @@ a step need not know who is done: it is the same for even and uneven clients.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -45,6 +45,8 @@ class LocalSteps:
         self.model, self.varied, self.many = model, varied, many
         self.world = varied.template
         self.recordings: dict[Any, Recording] = {}
+        self.not_summed: set[Any] = set()
+        """Kinds of steps whose clients are played side by side, not one after another."""
         self.indices: Sequence[Tensor] = ()
         self.transposed: set[str] = set()
         """Parameters that the last steps wanted to lie transposed in memory, as the next ones most likely will."""
@@ -104,10 +106,42 @@ class LocalSteps:
                     leaf[places] = value
         return carry_of(whole, carry), _losses(history, clients)
 
+    def play_summed(
+        self,
+        each: Each,
+        clients: Stack,
+        batches: Callable[[], Sequence[Batch]],
+        start: Callable[[], Carry],
+        shares: Tensor,
+    ) -> tuple[Tensors, Tensor] | None:
+        """The same for clients that all start from the received model: Σ p·(change of the model), and the losses.
+
+        Only where kernels play all steps of a client at once, so that its model need not go back to memory; else None.
+        Whether that is so depends on the shapes alone, never on what was played before.
+        """
+        fixed, params = self.fixed(each), each.received.params
+        shape = (*clients.rows.shape[1:], *self.world.federation.shape)
+        kind = _kind_of_step(torch.Size(shape), clients.full[0], fixed[1])
+        if kind in self.not_summed or len(set(clients.full)) > 1 or not (clients.plan.lengths > 0).all():
+            return None
+        round = each.received.round
+        given, rate, indices = batches(), self._rate(each), self._indices(len(clients.rows))
+        moving = [(*batch, *Moving(indices[step], rate)) for step, batch in enumerate(given)]
+        recording = self.recordings.get(kind)
+        if recording is None or not recording.serves(round):
+            recording = self._recording(start(), given[0], Moving(indices[0], rate), fixed, round)
+        received = [laid(leaf, turned=at in recording.transposed) for at, leaf in enumerate(params.values())]
+        made = recording.summed(received, moving, leaves_of(fixed), shares)
+        if made is None:
+            self.not_summed.add(kind)
+            return None
+        sums, losses = made
+        return dict(zip(params, sums, strict=True)), torch.stack(losses)
+
     def _recording(self, carry: Carry, batch: Batch, moving: Moving, fixed: Any, round: int) -> Recording:
         """A step of these shapes, recorded before or now; ``fixed`` may be of more clients."""
         shared, own, numbers = fixed
-        key = (batch.inputs.shape, batch.weights is None, own.data.weights is None, own.data.labels.shape[1:])
+        key = _kind_of_step(batch.inputs.shape, batch.weights is None, own)
         recording = self.recordings.get(key)
         if recording is None or not recording.serves(round):
             part = partial(tree_map, partial(_first, count=len(batch.labels)))
@@ -186,6 +220,11 @@ class LocalSteps:
         recording = Recording(every, carry, moving, fixed, exact=False, stacked=True, for_capture=for_capture)
         recording.only_round = round if watch.seen else None
         return recording
+
+
+def _kind_of_step(shape: torch.Size, full: bool, own: Own) -> Any:
+    """Steps that one recording serves: by the shape of their inputs, and whether no batch has padding."""
+    return shape, full, own.data.weights is None, own.data.labels.shape[1:]
 
 
 def dims_of(tree: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from fedretain.engines.native.kernels import available, weighted_sum
 from fedretain.tensors import Tensors, add, size_in_bytes
 
 if TYPE_CHECKING:
@@ -77,6 +78,8 @@ def _weighted_sum(weights: Tensor, values: Tensor) -> Tensor:
         return weights[0].to(real.dtype) * real[0]
     if not real.is_contiguous() and real.dim() == 3 and real.mT.is_contiguous():
         return _weighted_sum(weights, real.mT).mT  # summed as it lies
+    if real.device.type == "cpu" and available(real.dtype, "weighted_sum"):
+        return weighted_sum(real, weights)
     return (weights.to(real.dtype) @ real.reshape(len(real), -1)).reshape(real.shape[1:])
 
 

@@ -32,10 +32,11 @@ from fedretain.engines.stack import (
     stack,
 )
 from fedretain.engines.steps import Each, LocalSteps, dims_of
+from fedretain.engines.sums import Sums
 from fedretain.engines.varied import Varied
 from fedretain.errors import FedretainError, TrainingError
 from fedretain.methods import Batch, Own, Received
-from fedretain.tensors import Tensors, all_finite
+from fedretain.tensors import Tensors, all_finite, size_in_bytes
 
 MOSTLY_IDLE = 8
 """Clients' places in a stack for each that is used, from which on unlike clients are trained apart."""
@@ -224,11 +225,16 @@ class VectorisedEngine:
                 own = own._replace(prepared=self._prepared(each))
                 each = each._replace(own=own)
 
-        params = {name: self._start(name, value, count) for name, value in received.params.items()}
-        buffers = {name: self._start(name, value, count) for name, value in received.buffers.items()}
-        optimizer = world.local.build_optimizer()
-        carry = Carry(params, buffers, optimizer.init(params))
-        carry, history = self._steps(each, clients, carry)
+        def start() -> Carry:
+            params = {name: self._start(name, value, count) for name, value in received.params.items()}
+            buffers = {name: self._start(name, value, count) for name, value in received.buffers.items()}
+            return Carry(params, buffers, world.local.build_optimizer().init(params))
+
+        if weights is not None and not self.uses_own:
+            uploads = self._summed(each, clients, start, weights)
+            if uploads is not None:
+                return uploads
+        carry, history = self._steps(each, clients, start())
 
         if self.model.padding.needs_two:
             refuse_single_examples(clients, received.round)
@@ -267,6 +273,38 @@ class VectorisedEngine:
         if not self.uses_own and not (all_finite(summed.sums.delta) and bool(uploads.train_loss.isfinite().all())):
             refuse_divergence(history, delta, clients, received.round)
         return summed
+
+    def _summed(self, each: Each, clients: Stack, start: Callable[[], Carry], weights: Tensor) -> Uploads | None:
+        """Clients trained and summed up one after another, without a stack of their models.
+
+        None where that cannot be done, or went wrong: the usual way says for whom.
+        """
+        if self.many or self.for_capture or clients.draws is not None or clients.size > FETCHED:
+            return None
+
+        def batches() -> list[Batch]:
+            self.batches = self.batches or list(clients.batches(self.data))
+            return self.batches
+
+        made = self.steps.play_summed(each, clients, batches, start, weights)
+        if made is None:
+            return None
+        delta, history = made
+        loss = history.mean(0)
+        if not (all_finite(delta) and bool(loss.isfinite().all())):
+            return None
+        self.batches = None
+        return Uploads(
+            clients=np.array([member.client for member in clients.members]),
+            params={},
+            delta={},
+            buffers={},
+            extras={},
+            state={},
+            train_loss=loss,
+            steps=clients.plan.steps,
+            sums=Sums(delta, bytes_up=len(clients.members) * size_in_bytes(each.received.params)),
+        )
 
     def _prepared(self, each: Each) -> Tensors:
         """What the method makes of the received model before local training."""

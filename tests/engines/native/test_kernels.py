@@ -166,6 +166,21 @@ def test_an_update_is_rounded_twice(count: int, dtype: torch.dtype) -> None:
     assert gradient.equal(kept)
 
 
+@pytest.mark.parametrize("shape", [(1, 3), (2, 1), (3, 2048), (5, 2049), (4, 7, 300)], ids=str)
+def test_sums_by_weight(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """One client after another, through more numbers than are summed at once; values that lie turned around too."""
+    if not kernels.available(dtype, "weighted_sum"):
+        pytest.skip("no kernels")
+    generator = torch.Generator().manual_seed(sum(shape))
+    values = random(generator, *shape, dtype=dtype)
+    shares = torch.rand(shape[0], generator=generator, dtype=torch.float64).to(dtype)
+    expected = torch.tensordot(shares.double(), values.double(), 1).to(dtype)
+    tolerance = {"rtol": 1e-5, "atol": 1e-6} if dtype == torch.float32 else {}
+    torch.testing.assert_close(kernels.weighted_sum(values, shares), expected, **tolerance)
+    turned = values.mT.contiguous().mT if values.dim() == 3 else values
+    assert kernels.weighted_sum(turned, shares).equal(kernels.weighted_sum(values, shares))
+
+
 def test_no_memory_is_an_error(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing_left(*_: object) -> ctypes.c_int:
         return ctypes.c_int(1)

@@ -30,7 +30,7 @@ def _fill(kernel: Callable[..., Any], names: Sequence[str], orders: np.ndarray) 
     assert orders.flags.c_contiguous
     assert orders.dtype == np.int64
     lines = "".join([f"{name}\n" for name in names]).encode()
-    return kernel(lines, *orders.shape, orders.ctypes.data) == 0
+    return bool(kernel(lines, *orders.shape, orders.ctypes.data) == 0)
 
 
 @functools.cache
@@ -49,4 +49,4 @@ def _checked_kernel() -> Callable[..., Any] | None:
         names = [name_of(size, "check", number) for number in range(3)]
         if not _fill(kernel, names, orders) or not np.array_equal(orders, expected):
             return None
-    return kernel  # type: ignore[no-any-return]
+    return kernel

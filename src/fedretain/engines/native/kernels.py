@@ -78,6 +78,16 @@ def add_scaled_(numbers: Tensor, gradient: Tensor, factor: Tensor) -> Tensor:
     return numbers
 
 
+def weighted_sum(values: Tensor, shares: Tensor) -> Tensor:
+    """Σ_k p_k v_k over the leading axis, one after another: the bits of a program that sums up where it plays."""
+    values, shares = values.contiguous(), shares.to(torch.float64)
+    out = values.new_empty(values.shape[1:])
+    function("weighted_sum", values.dtype)(
+        out.data_ptr(), values.data_ptr(), shares.data_ptr(), len(values), out.numel()
+    )
+    return out
+
+
 def available(dtype: torch.dtype, name: str = "pool") -> bool:
     """Whether there are kernels for this type of numbers; not every processor has every one."""
     found = _holding(name, dtype)
@@ -85,7 +95,7 @@ def available(dtype: torch.dtype, name: str = "pool") -> bool:
 
 
 def _holding(name: str, dtype: torch.dtype) -> ctypes.CDLL | None:
-    return library(dtype, "playing" if name == "play" else "single")
+    return library(dtype, "playing" if name in ("play", "weighted_sum") else "single")
 
 
 _TENSOR, _WHOLE = ctypes.c_void_p, ctypes.c_long
@@ -96,7 +106,8 @@ _ARGUMENTS = {
     "maps_gradient": [_TENSOR] * 3 + [_WHOLE] * 9,
     "weights_gradient": [_TENSOR] * 4 + [_WHOLE] * 9,
     "add_scaled": [_TENSOR, _TENSOR, ctypes.c_double, _WHOLE],
-    "play": [_TENSOR, _WHOLE, _TENSOR, _WHOLE, _TENSOR, _TENSOR, _WHOLE, _WHOLE],
+    "weighted_sum": [_TENSOR] * 3 + [_WHOLE] * 2,
+    "play": [_TENSOR, _WHOLE, _TENSOR, _WHOLE, _TENSOR, _TENSOR, _WHOLE, _WHOLE, _TENSOR, _WHOLE, _TENSOR],
 }
 
 

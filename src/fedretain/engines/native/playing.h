@@ -215,13 +215,39 @@ static void softmax(REAL *logs, const REAL *a, REAL *shares, const long *op) {
 
 enum { DONE, UNKNOWN, OUT_OF_RANGE };
 
+/* A client's part of a sum. Both functions below add in the same order, to the same bits. */
+INLINE void add_share(REAL *sum, REAL share, REAL value) { *sum += share * value; }
+
+/* Numbers of a sum that stay in the nearest cache. */
+#define AT_ONCE 2048
+
+/* The sum over all clients of p v; values has a row of `numbers` for each of them. */
+int weighted_sum(REAL *sum, const REAL *values, const double *shares, long clients, long numbers) {
+  for (long first = 0; first < numbers; first += AT_ONCE) {
+    const long end = first + AT_ONCE < numbers ? first + AT_ONCE : numbers;
+    for (long i = first; i < end; i++) sum[i] = 0;
+    for (long client = 0; client < clients; client++) {
+      const REAL *of_client = values + client * numbers, share = (REAL)shares[client];
+      for (long i = first; i < end; i++) add_share(sum + i, share, of_client[i]);
+    }
+  }
+  return DONE;
+}
+
+/* What every client starts from, and the sum of p (where it ended - start): buffer, start, sum, how many numbers. */
+enum { CHANGED, FROM, TOTAL, NUMBERS, FACTS };
+
 /* The operations of all steps of one client, then of the next. `buffers` has a row of `width` addresses for every
-   step, `advances` how many bytes the next client is further on. */
+   step, `advances` how many bytes the next client is further on. `carried` has a row of FACTS for each buffer that is
+   summed up with the clients' `shares`, none where all of them are kept. */
 int play(const long *ops, long count, char *const *buffers, long width, const long *advances, const double *numbers,
-         long clients, long steps) {
+         long clients, long steps, const long *carried, long sums, const double *shares) {
   for (long turn = 0; turn < clients * steps; turn++) {
-    const long client = turn / steps;
-    char *const *here = buffers + turn % steps * width;
+    const long client = turn / steps, step = turn % steps;
+    char *const *here = buffers + step * width;
+    if (step == 0)
+      for (const long *one = carried; one < carried + sums * FACTS; one += FACTS)
+        memcpy(here[one[CHANGED]] + client * advances[one[CHANGED]], (char *)one[FROM], one[NUMBERS] * sizeof(REAL));
     for (const long *op = ops; op < ops + count * COLUMNS; op += COLUMNS) {
 #define BUFFER(which) (here[op[which]] + client * advances[op[which]])
       REAL *out = (REAL *)BUFFER(OUT), *c = (REAL *)BUFFER(C);
@@ -272,6 +298,13 @@ int play(const long *ops, long count, char *const *buffers, long width, const lo
       default: return UNKNOWN;
       }
     }
+    if (step == steps - 1)
+      for (const long *one = carried; one < carried + sums * FACTS; one += FACTS) {
+        const REAL *end = (REAL *)(here[one[CHANGED]] + client * advances[one[CHANGED]]), *start = (REAL *)one[FROM];
+        const REAL share = (REAL)shares[client];
+        REAL *sum = (REAL *)one[TOTAL];
+        for (long i = 0; i < one[NUMBERS]; i++) add_share(sum + i, share, end[i] - start[i]);
+      }
   }
   return DONE;
 }

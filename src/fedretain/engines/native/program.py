@@ -69,6 +69,25 @@ class Program:
             results.append(result)
         return new, results
 
+    def summed(
+        self,
+        place: Sequence[Tensor],
+        start: Sequence[Tensor],
+        moving: Sequence[Sequence[Any]],
+        begun: Sequence[Any],
+        shares: Tensor,
+    ) -> tuple[list[Tensor], list[Tensor]] | None:
+        """All clients from the same start, each in turn in the same ``place``.
+
+        Σ p·(where one ended − start), and the result of each step; None where PyTorch has to play these steps.
+        """
+        given = [[*place, *one, *begun] for one in moving]
+        plan = self._plan_for(given[0])
+        if plan is None or not all(plan.goes_on(one, given[0]) for one in given[1:]):
+            return None
+        sums = [torch.zeros_like(one) for one in start]
+        return sums, plan(given, Summing(start, sums, shares.to(torch.float64)))
+
     def _plan_for(self, given: Sequence[Any]) -> Plan | None:
         layout = _layout(given)
         for plan in self.plans:
@@ -85,6 +104,14 @@ class Program:
             self.unknown.append((layout, str(error)))
             return None
         return self.plans[-1]
+
+
+class Summing(NamedTuple):
+    """What is summed up in place of keeping every client's carry; all lie without gaps, in the same order."""
+
+    start: Sequence[Tensor]
+    sums: Sequence[Tensor]
+    shares: Tensor
 
 
 class Plan:
@@ -127,8 +154,8 @@ class Plan:
                 return False
         return True
 
-    def __call__(self, given: Sequence[Sequence[Any]]) -> list[Tensor]:
-        """Play so many steps; the carry is changed in place. The results."""
+    def __call__(self, given: Sequence[Sequence[Any]], summing: Summing | None = None) -> list[Tensor]:
+        """Play so many steps; the carry is changed in place, or summed up. The results."""
         known: dict[fx.Node, Any] = {node: given[0][at] for node, at in self.scalar_arguments}
         for step in self.before:
             args = [known[arg] if isinstance(arg, fx.Node) else arg for arg in step.args]
@@ -157,12 +184,25 @@ class Plan:
             self.numbers_now.ctypes.data,
             self.clients,
             len(given),
+            *self._summing(summing),
         )
         if failed == _OUT_OF_RANGE:
             raise ValueError("a label is none of the model's outputs")
         if failed:
             raise RuntimeError("a recorded step cannot be played by the kernels")
         return list(results)
+
+    def _summing(self, summing: Summing | None) -> tuple[int | None, int, int | None]:
+        """The same for the kernel; ``carried`` is kept, since it goes by its address."""
+        if summing is None:
+            return None, 0, None
+        buffers = {argument: buffer for buffer, argument in self.given}
+        rows = [
+            (buffers[at], start.data_ptr(), total.data_ptr(), start.numel())
+            for at, (start, total) in enumerate(zip(summing.start, summing.sums, strict=True))
+        ]
+        self.carried = np.array(rows, dtype=np.int64)
+        return self.carried.ctypes.data, len(rows), summing.shares.data_ptr()
 
     def _pack(self) -> None:
         self.play = function("play", self.dtype)

@@ -92,7 +92,7 @@ def _clients_merged(carry: Any, rate: Tensor, fixed: Any) -> Any:
 
 
 def _clients_last(carry: Any, rate: Tensor, fixed: Any) -> Any:
-    made = carry["a"].transpose(0, 1).sum(1).sum() + carry["b"]
+    made = carry["a"].transpose(-3, 1).sum(1).sum() + carry["b"]
     return {"a": carry["a"] + -rate * fixed["x"], "b": carry["b"] + -rate * made}, made.sum()
 
 

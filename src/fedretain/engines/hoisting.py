@@ -49,13 +49,13 @@ def keeps_clients_apart(first: fx.GraphModule, carried: int) -> bool:
     for node in first.graph.nodes:
         if node.op == "output" or not any(source in of_carry for source in node.all_input_nodes):
             continue
-        clients = (shape_of(node.args[0]) or (0,))[0]
+        shape, (_, *how) = shape_of(node.args[0]) or (), node.args
         if _name(node) == "view":
-            keeps = list(node.args[1])[:1] == [clients]
+            keeps = bool(shape) and how[0][0] == shape[0]
         elif _name(node) == "transpose":
-            keeps = 0 not in node.args[1:]
+            keeps = bool(shape) and all(axis % len(shape) for axis in how)
         else:
-            keeps = _name(node) == "unsqueeze" and node.args[1] != 0
+            keeps = _name(node) == "unsqueeze" and how[0] % (len(shape) + 1) != 0
         if not keeps:
             return False
         of_carry.add(node)

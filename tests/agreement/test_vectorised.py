@@ -486,11 +486,12 @@ def test_clients_that_are_done_drop_out(
     assert any(20 in steps and 8 in steps for steps in seen), "no stack got smaller"
 
 
-def test_steps_of_all_widths_are_recorded_alike(trained: Trained) -> None:
+def test_steps_of_all_widths_are_recorded_alike(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who takes part in a step must not decide how its weights lie: every change of width would turn them around.
 
     Twenty clients of 5 to 60 examples, first layer 72 × 24: recorded for 20 of them, and with padding for 16 and 8.
     """
+    monkeypatch.setattr(VectorisedEngine, "_summed", lambda *given: None)  # which records for all of them alone
     engines: list[VectorisedEngine] = []
 
     def build(world: Any) -> VectorisedEngine:
@@ -540,11 +541,12 @@ def test_steps_are_collected_where_one_call_plays_them(
     [
         ({}, True),
         ({"model": {"name": "mlp", "hidden": [40, 8]}, "loss": "wsm"}, True),
-        ({"local": {"batch_size": 3}}, False),
+        ({"local": {"batch_size": 3}}, True),
+        ({"partition": BY_OWNER, "participation": 20}, True),
         ({"local": {"batch_size": 4, "momentum": 0.9}}, False),
         ({"model": {"name": "lenet"}}, False),
     ],
-    ids=["mlp", "wsm", "partial batches", "momentum", "lenet"],
+    ids=["mlp", "wsm", "partial batches", "uneven", "momentum", "lenet"],
 )
 def test_summed_up_where_they_train(
     trained: Trained, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any], summed: bool, precision: str
@@ -561,9 +563,11 @@ def test_summed_up_where_they_train(
         made.append(found is not None)
         return found
 
-    given = settings(**{"model": {"name": "mlp", "hidden": [8]}, "local": {"batch_size": 4}, **keys}, rounds=3)
-    given |= {"partition": {"kind": "iid", "clients": 6, "validation": 0.0}, "precision": precision}
-    data = dataset(shape=(2, 12, 12))
+    usual = {"model": {"name": "mlp", "hidden": [8]}, "local": {"batch_size": 4}, "precision": precision}
+    usual["partition"] = {"kind": "iid", "clients": 6, "validation": 0.0}
+    given = settings(rounds=3) | usual | keys
+    uneven = "partition" in keys
+    data = owned([60] * 5 + [35] * 6 + [5] * 9, (2, 6, 6)) if uneven else dataset(shape=(2, 12, 12))
     monkeypatch.setattr(VectorisedEngine, "_summed", noted)
     found = trained(VectorisedEngine, given, data)
     assert made == [summed] * 3

@@ -126,18 +126,6 @@ class Recording:
         """Whether one call plays several steps; known from the first step on."""
         return self.program is not None and bool(self.program.plans)
 
-    def summed(
-        self, start: Sequence[Tensor], moving: Sequence[Sequence[Any]], fixed: Sequence[Any], shares: Tensor
-    ) -> tuple[list[Tensor], list[Tensor]] | None:
-        """All clients from the same ``start``: Σ p·(where a client ended − start), and the result of each step.
-
-        None where these steps cannot be played so, or only one by one.
-        """
-        if self.program is None or not self.one_place or self.carried != len(start):
-            return None
-        place = [torch.empty_like(leaf).expand(len(shares), *leaf.shape) for leaf in start]
-        return self.program.summed(place, start, moving, self.begin(place, fixed), shares)
-
     @functools.cached_property
     def one_place(self) -> bool:
         """Whether clients that are played one after another may all use one place for their carry."""

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from fedretain.engines.functional import Carry, FunctionalModel, Moving, local_step
 from fedretain.engines.leaves import carry_of, laid, leaves_of
+from fedretain.engines.native.program import Part, play_summed
 from fedretain.engines.recording import Recording, RoundWatch, WatchedReceived
 from fedretain.engines.stack import FETCHED, Stack
 from fedretain.engines.varied import Varied
@@ -111,7 +112,7 @@ class LocalSteps:
         each: Each,
         clients: Stack,
         batches: Callable[[], Sequence[Batch]],
-        start: Callable[[], Carry],
+        carry: Callable[[], Carry],
         shares: Tensor,
     ) -> tuple[Tensors, Tensor] | None:
         """The same for clients that all start from the received model: Σ p·(change of the model), and the losses.
@@ -119,24 +120,36 @@ class LocalSteps:
         Only where kernels play all steps of a client at once, so that its model need not go back to memory; else None.
         Whether that is so depends on the shapes alone, never on what was played before.
         """
-        fixed, params = self.fixed(each), each.received.params
-        shape = (*clients.rows.shape[1:], *self.world.federation.shape)
-        kind = _kind_of_step(torch.Size(shape), clients.full[0], fixed[1])
-        if kind in self.not_summed or len(set(clients.full)) > 1 or not (clients.plan.lengths > 0).all():
+        fixed, round, start = self.fixed(each), each.received.round, list(each.received.params.values())
+        shape = torch.Size((*clients.rows.shape[1:], *self.world.federation.shape))
+        kinds = {full: _kind_of_step(shape, full, fixed[1]) for full in dict.fromkeys(clients.full)}
+        if self.not_summed.intersection(kinds.values()):
             return None
-        round = each.received.round
         given, rate, indices = batches(), self._rate(each), self._indices(len(clients.rows))
-        moving = [(*batch, *Moving(indices[step], rate)) for step, batch in enumerate(given)]
-        recording = self.recordings.get(kind)
-        if recording is None or not recording.serves(round):
-            recording = self._recording(start(), given[0], Moving(indices[0], rate), fixed, round)
-        received = [laid(leaf, turned=at in recording.transposed) for at, leaf in enumerate(params.values())]
-        made = recording.summed(received, moving, leaves_of(fixed), shares)
-        if made is None:
-            self.not_summed.add(kind)
-            return None
-        sums, losses = made
-        return dict(zip(params, sums, strict=True)), torch.stack(losses)
+        recordings = {}
+        for full, kind in kinds.items():
+            known = self.recordings.get(kind)
+            if known is None or not known.serves(round):
+                known = self._recording(carry(), _of_all(given, full, shape), Moving(indices[0], rate), fixed, round)
+            recordings[full] = known
+        first, *others = recordings.values()
+        fit = all(one.one_place and one.carried == len(start) for one in (first, *others))
+        if fit and all(one.transposed == first.transposed for one in others):
+            start = [laid(leaf, turned=at in first.transposed) for at, leaf in enumerate(start)]
+            place = [torch.empty_like(leaf).expand(len(shares), *leaf.shape) for leaf in start]
+            parts = []
+            for full, recording in recordings.items():
+                begun = recording.begin(place, leaves_of(fixed))
+                which = [step for step, one in enumerate(clients.full) if one == full]
+                arguments = [[*place, *given[step], *Moving(indices[step], rate), *begun] for step in which]
+                example = [*place, *_of_all(given, full, shape), *Moving(indices[0], rate), *begun]
+                plan = recording.program and recording.program.plan_for(example, arguments)
+                parts += [Part(plan, arguments, which)] if plan else []
+            if len(parts) == len(recordings):
+                sums, losses = play_summed(parts, clients.plan.steps, place, start, shares)
+                return dict(zip(each.received.params, sums, strict=True)), losses
+        self.not_summed.update(kinds.values())
+        return None
 
     def _recording(self, carry: Carry, batch: Batch, moving: Moving, fixed: Any, round: int) -> Recording:
         """A step of these shapes, recorded before or now; ``fixed`` may be of more clients."""
@@ -220,6 +233,16 @@ class LocalSteps:
         recording = Recording(every, carry, moving, fixed, exact=False, stacked=True, for_capture=for_capture)
         recording.only_round = round if watch.seen else None
         return recording
+
+
+def _of_all(batches: Sequence[Batch], full: bool, shape: torch.Size) -> Batch:
+    """A batch of all clients with or without padding; where there is none, one that has nothing in it."""
+    for batch in batches:
+        if (batch.weights is None) == full and batch.inputs.shape == shape:
+            return batch
+    inputs, labels, _ = batches[0]
+    weights = None if full else inputs.new_ones(shape[:2])
+    return Batch(inputs.new_zeros(shape), labels.new_zeros(shape[:2]), weights)
 
 
 def _kind_of_step(shape: torch.Size, full: bool, own: Own) -> Any:

@@ -290,7 +290,7 @@ class VectorisedEngine:
         if made is None:
             return None
         delta, history = made
-        loss = history.mean(0)
+        loss = history.sum(0) / torch.from_numpy(clients.plan.steps).to(history.dtype)
         if not (all_finite(delta) and bool(loss.isfinite().all())):
             return None
         self.batches = None

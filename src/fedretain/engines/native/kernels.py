@@ -95,9 +95,10 @@ def available(dtype: torch.dtype, name: str = "pool") -> bool:
 
 
 def _holding(name: str, dtype: torch.dtype) -> ctypes.CDLL | None:
-    return library(dtype, "playing" if name in ("play", "weighted_sum") else "single")
+    return library(dtype, "playing" if name in _PLAYING else "single")
 
 
+_PLAYING = ("play", "play_summed", "weighted_sum")
 _TENSOR, _WHOLE = ctypes.c_void_p, ctypes.c_long
 _ARGUMENTS = {
     "pool": [_TENSOR] * 3 + [_WHOLE] * 2,
@@ -107,7 +108,8 @@ _ARGUMENTS = {
     "weights_gradient": [_TENSOR] * 4 + [_WHOLE] * 9,
     "add_scaled": [_TENSOR, _TENSOR, ctypes.c_double, _WHOLE],
     "weighted_sum": [_TENSOR] * 3 + [_WHOLE] * 2,
-    "play": [_TENSOR, _WHOLE, _TENSOR, _WHOLE, _TENSOR, _TENSOR, _WHOLE, _WHOLE, _TENSOR, _WHOLE, _TENSOR],
+    "play": [_TENSOR, _WHOLE, _TENSOR, _WHOLE, _TENSOR, _TENSOR, _WHOLE, _WHOLE],
+    "play_summed": [_TENSOR] * 3 + [_WHOLE, _TENSOR, _WHOLE, _TENSOR],
 }
 
 

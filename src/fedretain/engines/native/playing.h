@@ -234,77 +234,99 @@ int weighted_sum(REAL *sum, const REAL *values, const double *shares, long clien
   return DONE;
 }
 
-/* What every client starts from, and the sum of p (where it ended - start): buffer, start, sum, how many numbers. */
-enum { CHANGED, FROM, TOTAL, NUMBERS, FACTS };
-
-/* The operations of all steps of one client, then of the next. `buffers` has a row of `width` addresses for every
-   step, `advances` how many bytes the next client is further on. `carried` has a row of FACTS for each buffer that is
-   summed up with the clients' `shares`, none where all of them are kept. */
-int play(const long *ops, long count, char *const *buffers, long width, const long *advances, const double *numbers,
-         long clients, long steps, const long *carried, long sums, const double *shares) {
-  for (long turn = 0; turn < clients * steps; turn++) {
-    const long client = turn / steps, step = turn % steps;
-    char *const *here = buffers + step * width;
-    if (step == 0)
-      for (const long *one = carried; one < carried + sums * FACTS; one += FACTS)
-        memcpy(here[one[CHANGED]] + client * advances[one[CHANGED]], (char *)one[FROM], one[NUMBERS] * sizeof(REAL));
-    for (const long *op = ops; op < ops + count * COLUMNS; op += COLUMNS) {
+/* The operations of one step of one client. `here` has an address for every buffer, `advances` how many bytes the next
+   client is further on. */
+static int step_of(long client, const long *ops, long count, char *const *here, const long *advances,
+                   const double *numbers) {
+  for (const long *op = ops; op < ops + count * COLUMNS; op += COLUMNS) {
 #define BUFFER(which) (here[op[which]] + client * advances[op[which]])
-      REAL *out = (REAL *)BUFFER(OUT), *c = (REAL *)BUFFER(C);
-      const REAL *a = (const REAL *)BUFFER(A), *b = (const REAL *)BUFFER(B);
-      const int64_t *index = (const int64_t *)b;
-      const long all = op[ROWS] * op[LENGTH];
-      REAL total = 0;
-      switch (op[KIND]) {
-      case PRODUCT: product(out, a, b, c, op, (REAL)numbers[op[NUMBER]]); break;
-      case RELU:
-        for (long i = 0; i < all; i++) out[i] = a[i] < 0 ? 0 : a[i];
-        break;
-      case MASK:
-        for (long i = 0; i < all; i++) out[i] = b[i] <= 0 ? 0 : a[i];
-        break;
-      case SOFTMAX: softmax(out, a, c, op); break;
-      case PICK:
-      case PUT:
-        for (long i = 0; i < op[ROWS]; i++) {
-          const int64_t at = index[i * op[B_ROW]];
-          if (at < 0 || at >= op[LENGTH]) return OUT_OF_RANGE;
-          if (op[KIND] == PICK) out[i] = a[i * op[A_ROW] + at];
-          else out[i * op[OUT_ROW] + at] += c[i * op[C_ROW]];
-        }
-        break;
-      case ADD: EACH(x + y);
-      case SUBTRACT: EACH(x - y);
-      case MULTIPLY: EACH(x *y);
-      case DIVIDE: EACH(x / y);
-      case SUM:
-      case MEAN:
-        for (long i = 0; i < op[ROWS]; i++) {
-          total = 0;
-          for (long n = 0; n < op[LENGTH]; n++) total += a[i * op[A_ROW] + n * op[A_NEXT]];
-          out[i] = op[KIND] == SUM ? total : total / (REAL)op[LENGTH];
-        }
-        break;
-      case AT_LEAST:
-        for (long i = 0; i < all; i++) out[i] = a[i] < (REAL)numbers[op[NUMBER]] ? (REAL)numbers[op[NUMBER]] : a[i];
-        break;
-      case FILL:
-        for (long i = 0; i < op[ROWS]; i++)
-          for (long n = 0; n < op[LENGTH]; n++) {
-            const char here = ((const char *)b)[i * op[B_ROW] + n * op[B_NEXT]];
-            out[i * op[OUT_ROW] + n] = here ? (REAL)numbers[op[NUMBER]] : a[i * op[A_ROW] + n * op[A_NEXT]];
-          }
-        break;
-      default: return UNKNOWN;
+    REAL *out = (REAL *)BUFFER(OUT), *c = (REAL *)BUFFER(C);
+    const REAL *a = (const REAL *)BUFFER(A), *b = (const REAL *)BUFFER(B);
+    const int64_t *index = (const int64_t *)b;
+    const long all = op[ROWS] * op[LENGTH];
+    REAL total = 0;
+    switch (op[KIND]) {
+    case PRODUCT: product(out, a, b, c, op, (REAL)numbers[op[NUMBER]]); break;
+    case RELU:
+      for (long i = 0; i < all; i++) out[i] = a[i] < 0 ? 0 : a[i];
+      break;
+    case MASK:
+      for (long i = 0; i < all; i++) out[i] = b[i] <= 0 ? 0 : a[i];
+      break;
+    case SOFTMAX: softmax(out, a, c, op); break;
+    case PICK:
+    case PUT:
+      for (long i = 0; i < op[ROWS]; i++) {
+        const int64_t at = index[i * op[B_ROW]];
+        if (at < 0 || at >= op[LENGTH]) return OUT_OF_RANGE;
+        if (op[KIND] == PICK) out[i] = a[i * op[A_ROW] + at];
+        else out[i * op[OUT_ROW] + at] += c[i * op[C_ROW]];
       }
+      break;
+    case ADD: EACH(x + y);
+    case SUBTRACT: EACH(x - y);
+    case MULTIPLY: EACH(x *y);
+    case DIVIDE: EACH(x / y);
+    case SUM:
+    case MEAN:
+      for (long i = 0; i < op[ROWS]; i++) {
+        total = 0;
+        for (long n = 0; n < op[LENGTH]; n++) total += a[i * op[A_ROW] + n * op[A_NEXT]];
+        out[i] = op[KIND] == SUM ? total : total / (REAL)op[LENGTH];
+      }
+      break;
+    case AT_LEAST:
+      for (long i = 0; i < all; i++) out[i] = a[i] < (REAL)numbers[op[NUMBER]] ? (REAL)numbers[op[NUMBER]] : a[i];
+      break;
+    case FILL:
+      for (long i = 0; i < op[ROWS]; i++)
+        for (long n = 0; n < op[LENGTH]; n++) {
+          const char here = ((const char *)b)[i * op[B_ROW] + n * op[B_NEXT]];
+          out[i * op[OUT_ROW] + n] = here ? (REAL)numbers[op[NUMBER]] : a[i * op[A_ROW] + n * op[A_NEXT]];
+        }
+      break;
+    default: return UNKNOWN;
     }
-    if (step == steps - 1)
-      for (const long *one = carried; one < carried + sums * FACTS; one += FACTS) {
-        const REAL *end = (REAL *)(here[one[CHANGED]] + client * advances[one[CHANGED]]), *start = (REAL *)one[FROM];
-        const REAL share = (REAL)shares[client];
-        REAL *sum = (REAL *)one[TOTAL];
-        for (long i = 0; i < one[NUMBERS]; i++) add_share(sum + i, share, end[i] - start[i]);
-      }
+  }
+  return DONE;
+}
+
+/* All steps of one client, then of the next; `buffers` has a row of `width` addresses for every step. */
+int play(const long *ops, long count, char *const *buffers, long width, const long *advances, const double *numbers,
+         long clients, long steps) {
+  for (long client = 0; client < clients; client++)
+    for (long step = 0; step < steps; step++) {
+      const int failed = step_of(client, ops, count, buffers + step * width, advances, numbers);
+      if (failed) return failed;
+    }
+  return DONE;
+}
+
+/* A kind of step: its operations, how many, the advances of its buffers, its numbers; all whole numbers or addresses. */
+enum { OPERATIONS, COUNT, ADVANCES, FACTORS, PROGRAM };
+/* A step: its kind, and its row of buffers. */
+enum { WHICH, BUFFERS, STEP };
+/* What is summed up: where a client changes it, what it starts from, the sum of p (end - start), how many numbers. */
+enum { CHANGED, FROM, TOTAL, NUMBERS, SUMMED };
+
+/* The same with a number of steps for each client, who all use one place after another; what they change is summed up
+   with their `shares`. */
+int play_summed(const long *programs, const long *steps, const long *ends, long clients, const long *summed, long sums,
+                const double *shares) {
+  for (long client = 0; client < clients; client++) {
+    for (const long *one = summed; one < summed + sums * SUMMED; one += SUMMED)
+      memcpy((char *)one[CHANGED], (const char *)one[FROM], (size_t)one[NUMBERS] * sizeof(REAL));
+    for (const long *step = steps; step < steps + ends[client] * STEP; step += STEP) {
+      const long *program = programs + step[WHICH] * PROGRAM;
+      const int failed = step_of(client, (const long *)program[OPERATIONS], program[COUNT], (char *const *)step[BUFFERS],
+                                 (const long *)program[ADVANCES], (const double *)program[FACTORS]);
+      if (failed) return failed;
+    }
+    for (const long *one = summed; one < summed + sums * SUMMED; one += SUMMED) {
+      const REAL *end = (const REAL *)one[CHANGED], *start = (const REAL *)one[FROM], share = (REAL)shares[client];
+      REAL *sum = (REAL *)one[TOTAL];
+      for (long i = 0; i < one[NUMBERS]; i++) add_share(sum + i, share, end[i] - start[i]);
+    }
   }
   return DONE;
 }

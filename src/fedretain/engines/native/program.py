@@ -69,24 +69,10 @@ class Program:
             results.append(result)
         return new, results
 
-    def summed(
-        self,
-        place: Sequence[Tensor],
-        start: Sequence[Tensor],
-        moving: Sequence[Sequence[Any]],
-        begun: Sequence[Any],
-        shares: Tensor,
-    ) -> tuple[list[Tensor], list[Tensor]] | None:
-        """All clients from the same start, each in turn in the same ``place``.
-
-        Σ p·(where one ended − start), and the result of each step; None where PyTorch has to play these steps.
-        """
-        given = [[*place, *one, *begun] for one in moving]
-        plan = self._plan_for(given[0])
-        if plan is None or not all(plan.goes_on(one, given[0]) for one in given[1:]):
-            return None
-        sums = [torch.zeros_like(one) for one in start]
-        return sums, plan(given, Summing(start, sums, shares.to(torch.float64)))
+    def plan_for(self, given: Sequence[Any], others: Sequence[Sequence[Any]]) -> Plan | None:
+        """The plan of a step, if the others can follow in the same call, be it for fewer clients; else None."""
+        plan = self._plan_for(given)
+        return plan if plan is not None and all(plan.goes_on(one, given, fewer=True) for one in others) else None
 
     def _plan_for(self, given: Sequence[Any]) -> Plan | None:
         layout = _layout(given)
@@ -104,14 +90,6 @@ class Program:
             self.unknown.append((layout, str(error)))
             return None
         return self.plans[-1]
-
-
-class Summing(NamedTuple):
-    """What is summed up in place of keeping every client's carry; all lie without gaps, in the same order."""
-
-    start: Sequence[Tensor]
-    sums: Sequence[Tensor]
-    shares: Tensor
 
 
 class Plan:
@@ -143,27 +121,52 @@ class Plan:
             self._take(step, given)
         self._pack()
 
-    def goes_on(self, given: Sequence[Any], first: Sequence[Any]) -> bool:
-        """Whether a step can follow in the same call: the same numbers, and everything else lies as before."""
+    def goes_on(self, given: Sequence[Any], first: Sequence[Any], *, fewer: bool = False) -> bool:
+        """Whether a step can follow in the same call: the same numbers, and everything else lies as before.
+
+        ``fewer``: it may be a step of the first clients alone.
+        """
         for at, (leaf, before) in enumerate(zip(given, first, strict=True)):
             if leaf is before:
                 continue
             if at in self.read_numbers or not isinstance(leaf, Tensor):
                 return False
-            if (leaf.shape, leaf.stride()) != self.layout[at]:
+            shape, stride = self.layout[at] or ((), ())
+            same = leaf.shape == shape or (fewer and leaf.shape[1:] == shape[1:] and len(leaf) < len(before))
+            if not same or leaf.stride() != stride:
                 return False
         return True
 
-    def __call__(self, given: Sequence[Sequence[Any]], summing: Summing | None = None) -> list[Tensor]:
-        """Play so many steps; the carry is changed in place, or summed up. The results."""
+    def __call__(self, given: Sequence[Sequence[Any]]) -> list[Tensor]:
+        """Play so many steps; the carry is changed in place. The results."""
+        results = list(torch.empty(len(given), self.clients, dtype=self.dtype))
+        rows = self.rows(given, results)
+        check(
+            self.play(
+                self.code.ctypes.data,
+                len(self.code),
+                rows.ctypes.data,
+                rows.shape[1],
+                self.steps.ctypes.data,
+                self.numbers_now.ctypes.data,
+                self.clients,
+                len(given),
+            )
+        )
+        return results
+
+    def rows(self, given: Sequence[Sequence[Any]], results: Sequence[Tensor]) -> np.ndarray:
+        """The addresses of all buffers in each step; a step's result goes to its place in ``results``.
+
+        The numbers of these steps are put in their places, where they stay until the next call.
+        """
         known: dict[fx.Node, Any] = {node: given[0][at] for node, at in self.scalar_arguments}
         for step in self.before:
             args = [known[arg] if isinstance(arg, fx.Node) else arg for arg in step.args]
             known[step.node] = step.target(*args, **step.kwargs)
-        held = {buffer: torch.as_tensor(known[node], dtype=self.dtype) for buffer, node in self.scalars}
-        results = torch.empty(len(given), self.clients, dtype=self.dtype)
+        self.held = {buffer: torch.as_tensor(known[node], dtype=self.dtype) for buffer, node in self.scalars}
         first, row = given[0], self.row
-        for buffer, memory in held.items():
+        for buffer, memory in self.held.items():
             row[buffer] = memory.data_ptr()
         for buffer, argument in self.given:
             row[buffer] = first[argument].data_ptr()
@@ -172,37 +175,10 @@ class Plan:
             for buffer, argument in self.given:
                 if one[argument] is not first[argument]:
                     rows[at, buffer] = one[argument].data_ptr()
-        rows[:, self.result] = results.data_ptr() + np.arange(len(given)) * (self.clients * self.dtype.itemsize)
+        rows[:, self.result] = [result.data_ptr() for result in results]
         for at, node in self.open_factors:
             self.numbers_now[at] = float(known[node])
-        failed = self.play(
-            self.code.ctypes.data,
-            len(self.code),
-            rows.ctypes.data,
-            rows.shape[1],
-            self.steps.ctypes.data,
-            self.numbers_now.ctypes.data,
-            self.clients,
-            len(given),
-            *self._summing(summing),
-        )
-        if failed == _OUT_OF_RANGE:
-            raise ValueError("a label is none of the model's outputs")
-        if failed:
-            raise RuntimeError("a recorded step cannot be played by the kernels")
-        return list(results)
-
-    def _summing(self, summing: Summing | None) -> tuple[int | None, int, int | None]:
-        """The same for the kernel; ``carried`` is kept, since it goes by its address."""
-        if summing is None:
-            return None, 0, None
-        buffers = {argument: buffer for buffer, argument in self.given}
-        rows = [
-            (buffers[at], start.data_ptr(), total.data_ptr(), start.numel())
-            for at, (start, total) in enumerate(zip(summing.start, summing.sums, strict=True))
-        ]
-        self.carried = np.array(rows, dtype=np.int64)
-        return self.carried.ctypes.data, len(rows), summing.shares.data_ptr()
+        return rows
 
     def _pack(self) -> None:
         self.play = function("play", self.dtype)
@@ -324,6 +300,51 @@ def _rectified(operations: Sequence[Operation]) -> list[Operation]:
         else:
             found.append(one)
     return found
+
+
+class Part(NamedTuple):
+    """Steps of one kind: their plan, their arguments, and which of all steps they are."""
+
+    plan: Plan
+    given: list[list[Any]]
+    which: list[int]
+
+
+def play_summed(
+    parts: Sequence[Part], ends: np.ndarray, place: Sequence[Tensor], start: Sequence[Tensor], shares: Tensor
+) -> tuple[list[Tensor], Tensor]:
+    """One client after another from the same start to its own end, all in one ``place``.
+
+    Σ p·(where one ended − start), and the results [steps, clients], 0 where a client had done all its steps.
+    """
+    dtype, total = parts[0].plan.dtype, sum(len(part.which) for part in parts)
+    results = torch.zeros(total, len(ends), dtype=dtype)
+    programs, steps, kept = [], np.empty((total, 2), dtype=np.int64), []
+    for number, (plan, given, which) in enumerate(parts):
+        rows = plan.rows(given, [results[step] for step in which])
+        steps[which, 0] = number
+        steps[which, 1] = rows.ctypes.data + np.arange(len(which)) * rows.strides[0]
+        factors = plan.numbers_now.copy()
+        programs.append((plan.code.ctypes.data, len(plan.code), plan.steps.ctypes.data, factors.ctypes.data))
+        kept.append((rows, factors, plan.held))
+    sums = [torch.zeros_like(one) for one in start]
+    summed = [
+        (here.data_ptr(), begin.data_ptr(), total.data_ptr(), begin.numel())
+        for here, begin, total in zip(place, start, sums, strict=True)
+    ]
+    tables = [np.array(table, dtype=np.int64) for table in (programs, steps, ends, summed)]
+    weights = shares.to(torch.float64)
+    addresses = [table.ctypes.data for table in tables]
+    check(function("play_summed", dtype)(*addresses[:3], len(ends), addresses[3], len(summed), weights.data_ptr()))
+    return sums, results
+
+
+def check(failed: int) -> None:
+    """Raise what a kernel could not do."""
+    if failed == _OUT_OF_RANGE:
+        raise ValueError("a label is none of the model's outputs")
+    if failed:
+        raise RuntimeError("a recorded step cannot be played by the kernels")
 
 
 def _layout(given: Sequence[Any]) -> Layout:

@@ -47,7 +47,7 @@ class LocalSteps:
         self.world = varied.template
         self.recordings: dict[Any, Recording] = {}
         self.not_summed: set[Any] = set()
-        """Kinds of steps whose clients are played side by side, not one after another."""
+        """Kinds of steps that are not played client after client, those of a stack together."""
         self.indices: Sequence[Tensor] = ()
         self.transposed: set[str] = set()
         """Parameters that the last steps wanted to lie transposed in memory, as the next ones most likely will."""
@@ -123,7 +123,7 @@ class LocalSteps:
         fixed, round, start = self.fixed(each), each.received.round, list(each.received.params.values())
         shape = torch.Size((*clients.rows.shape[1:], *self.world.federation.shape))
         kinds = {full: _kind_of_step(shape, full, fixed[1]) for full in dict.fromkeys(clients.full)}
-        if self.not_summed.intersection(kinds.values()):
+        if frozenset(kinds.values()) in self.not_summed:
             return None
         given, rate, indices = batches(), self._rate(each), self._indices(len(clients.rows))
         recordings = {}
@@ -132,24 +132,24 @@ class LocalSteps:
             if known is None or not known.serves(round):
                 known = self._recording(carry(), _of_all(given, full, shape), Moving(indices[0], rate), fixed, round)
             recordings[full] = known
-        first, *others = recordings.values()
-        fit = all(one.one_place and one.carried == len(start) for one in (first, *others))
-        if fit and all(one.transposed == first.transposed for one in others):
+        first, parts = next(iter(recordings.values())), []
+        if all(one.transposed == first.transposed and one.carried == len(start) for one in recordings.values()):
             start = [laid(leaf, turned=at in first.transposed) for at, leaf in enumerate(start)]
             place = [torch.empty_like(leaf).expand(len(shares), *leaf.shape) for leaf in start]
-            parts = []
             for full, recording in recordings.items():
+                if recording.program is None or not recording.one_place:
+                    break
                 begun = recording.begin(place, leaves_of(fixed))
                 which = [step for step, one in enumerate(clients.full) if one == full]
                 arguments = [[*place, *given[step], *Moving(indices[step], rate), *begun] for step in which]
                 example = [*place, *_of_all(given, full, shape), *Moving(indices[0], rate), *begun]
-                plan = recording.program and recording.program.plan_for(example, arguments)
-                parts += [Part(plan, arguments, which)] if plan else []
-            if len(parts) == len(recordings):
-                sums, losses = play_summed(parts, clients.plan.steps, place, start, shares)
-                return dict(zip(each.received.params, sums, strict=True)), losses
-        self.not_summed.update(kinds.values())
-        return None
+                plan = recording.program.plan_for(example, arguments)
+                parts += [Part(plan, arguments, which)] if plan is not None else []
+        if len(parts) < len(recordings):
+            self.not_summed.add(frozenset(kinds.values()))
+            return None
+        sums, losses = play_summed(parts, clients.plan.steps, place, start, shares)
+        return dict(zip(each.received.params, sums, strict=True)), losses
 
     def _recording(self, carry: Carry, batch: Batch, moving: Moving, fixed: Any, round: int) -> Recording:
         """A step of these shapes, recorded before or now; ``fixed`` may be of more clients."""

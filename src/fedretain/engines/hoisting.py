@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-import torch
 from torch import fx
 
 from fedretain.engines.nodes import VIEWS, readers, shape_of, views_into, writes
@@ -38,8 +38,8 @@ def hoist(module: fx.GraphModule, carried: int, moving: int) -> tuple[fx.GraphMo
     wanted.sort(key=order.__getitem__)
     inside = [node for node in graph.nodes if node in once and node not in fixed]
     rest = [node for node in graph.nodes if node not in once and node.op not in ("placeholder", "output")]
-    first = _part(module, [*carry, *fixed], inside, wanted)
-    then = _part(module, [*carry, *moved, *wanted], rest, results)
+    first = part_of(module, [*carry, *fixed], inside, wanted)
+    then = part_of(module, [*carry, *moved, *wanted], rest, results)
     return first, then
 
 
@@ -77,14 +77,24 @@ def _written(node: fx.Node) -> bool:
     return any(isinstance(target, fx.Node) and views_into(target) is node for target in targets)
 
 
-def _part(module: fx.GraphModule, given: list[fx.Node], nodes: list[fx.Node], results: Any) -> fx.GraphModule:
+def part_of(
+    module: fx.GraphModule, given: Sequence[fx.Node], nodes: Iterable[fx.Node], results: Iterable[Any]
+) -> fx.GraphModule:
     """A module of some of the nodes, called with the values of others."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for number, node in enumerate(given):
         copies[node] = graph.placeholder(f"given_{number}")
         copies[node].meta = dict(node.meta)
+
+    def copy_of(node: fx.Node) -> fx.Node:
+        if node not in copies and node.op == "get_attr":
+            copies[node] = graph.node_copy(node)
+        return copies[node]
+
     for node in nodes:
-        copies[node] = graph.node_copy(node, copies.__getitem__)
-    graph.output(fx.node.map_arg(list(results), copies.__getitem__))
-    return fx.GraphModule(torch.nn.Module() if not any(n.op == "get_attr" for n in nodes) else module, graph)
+        for source in node.all_input_nodes:
+            copy_of(source)
+        copies[node] = graph.node_copy(node, copy_of)
+    graph.output(fx.node.map_arg(list(results), copy_of))
+    return fx.GraphModule(module, graph)

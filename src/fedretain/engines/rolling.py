@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from fedretain.engines.hoisting import part_of
 from fedretain.engines.nodes import alike, key_of, shape_of, type_of, writes
 
 LEAST_TURNS = 3
@@ -126,14 +127,14 @@ class Rolled:
         self.turns = len(loop.turns)
         self.first = [known[node] for node in loop.first.values()]
         self.in_turns, self.in_after = [known[node] for node in in_turns], [known[node] for node in in_after]
-        part = _part(module, inputs, before, kept)
+        part = part_of(module, inputs, before, kept)
         self.before = compiled(part, given) if kept else lambda *_: []
         values = self._values(given)
         turn = [loop.turns[0][at] for at in loop.first]
-        part = _part(module, [*turn, *in_turns], loop.turns[1], [loop.turns[1][at] for at in loop.first])
+        part = part_of(module, [*turn, *in_turns], loop.turns[1], [loop.turns[1][at] for at in loop.first])
         now = _on(values[slot] for slot in self.first)
         self.turn = compiled(part, [*now, *(values[slot] for slot in self.in_turns)])
-        part = _part(module, [*handed, *in_after], after, results)
+        part = part_of(module, [*handed, *in_after], after, results)
         self.after = compiled(part, [*now, *(values[slot] for slot in self.in_after)])
 
     def _values(self, given: Sequence[Any]) -> list[Any]:
@@ -167,25 +168,3 @@ def _behind(graph: fx.Graph, inside: set[fx.Node]) -> set[fx.Node]:
 
 def _read(nodes: Iterable[fx.Node], of: set[fx.Node]) -> list[fx.Node]:
     return list(dict.fromkeys(source for node in nodes for source in node.all_input_nodes if source in of))
-
-
-def _part(
-    module: fx.GraphModule, given: Sequence[fx.Node], nodes: Sequence[fx.Node], results: Sequence[Any]
-) -> fx.GraphModule:
-    """Some operations by themselves."""
-    graph = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
-    for number, node in enumerate(given):
-        copies[node] = graph.placeholder(f"given_{number}")
-
-    def copy_of(node: fx.Node) -> fx.Node:
-        if node not in copies and node.op == "get_attr":
-            copies[node] = graph.node_copy(node)
-        return copies[node]
-
-    for node in nodes:
-        for source in node.all_input_nodes:
-            copy_of(source)
-        copies[node] = graph.node_copy(node, copy_of)
-    graph.output([copy_of(node) if isinstance(node, fx.Node) else node for node in results])
-    return fx.GraphModule(module, graph)

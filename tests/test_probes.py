@@ -421,16 +421,21 @@ def test_the_same_bits_with_and_without_measures(whole: fedretain.Run, tmp_path:
         assert without == {**{key: with_measures[key] for key in without}, "clients": without["clients"]}
 
 
-@pytest.mark.parametrize("kind", ["iid", "dirichlet"])
+@pytest.mark.parametrize(
+    "kind", [{"kind": "iid"}, {"kind": "dirichlet_by_class", "alpha": 0.5}], ids=["even", "uneven"]
+)
 @pytest.mark.parametrize(
     "engine",
     ["vectorised", {"name": "workers", "workers": 2}, {"name": "workers", "workers": 2, "inner": "vectorised"}],
     ids=["vectorised", "workers", "workers/vectorised"],
 )
-def test_measures_change_no_bit_on_other_engines(engine: Any, kind: str, tmp_path: Path) -> None:
-    """An engine is asked for the local models only in rounds that measure; that must be all that differs."""
-    base = {"rounds": 3, "participation": 4, "data": {"name": "digits"}, "engine": engine, "device": "cpu"}
-    base |= {"partition": {"kind": kind, "clients": 10, "validation": 0.0}}
+def test_measures_change_no_bit_on_other_engines(engine: Any, kind: dict[str, Any], tmp_path: Path) -> None:
+    """An engine is asked for the local models only in rounds that measure; that must be all that differs.
+
+    Uneven clients stand in another order in a stack than in the cohort, and are summed up in that one.
+    """
+    base = {"rounds": 3, "participation": 6, "data": {"name": "digits"}, "engine": engine, "device": "cpu"}
+    base |= {"partition": {**kind, "clients": 10, "validation": 0.1}}
     every = {"every": 1, "measures": ["classes", "drift", "loss_increase"]}
     with_them = fedretain.run({**base, "forgetting": every}, out=tmp_path / "with").checkpoint().state
     without = fedretain.run({**base, "forgetting": {"every": 0}}, out=tmp_path / "without").checkpoint().state

@@ -89,7 +89,7 @@ class Order(NamedTuple):
     states: Callable[[int], Tensors | None]
     measuring: bool
     summed_by: Tensor | None
-    """The weights, where nobody looks at single uploads."""
+    """The weights, where the method does not weigh anew."""
     upcoming: np.ndarray | None
     """Who takes part in the next round, where that is drawn already."""
     started: float
@@ -126,7 +126,7 @@ class Rounds:
             weights,
             partial(_state_of, self.clients, self.store, weights),
             measuring,
-            None if measuring or method.uses("weigh") else weights,
+            None if method.uses("weigh") else weights,
             self.upcoming[round + 1][0] if round + 1 in self.upcoming else None,
             time.perf_counter(),
         )

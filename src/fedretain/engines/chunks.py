@@ -13,11 +13,12 @@ from fedretain.engines.sums import Sums
 from fedretain.tensors import Tensors
 
 
-def summed_up(uploads: Uploads, weights: Tensor) -> Uploads:
-    """The same with the sums by weight in place of single uploads."""
+def summed_up(uploads: Uploads, weights: Tensor, *, keep_models: bool = False) -> Uploads:
+    """The same with the sums by weight in place of single uploads; the local models stay where they are asked for."""
     sums = Sums()
     sums.add(uploads, weights)
-    return uploads._replace(params={}, delta={}, buffers={}, extras={}, sums=sums)
+    summed = uploads._replace(delta={}, extras={}, sums=sums)
+    return summed if keep_models else summed._replace(params={}, buffers={})
 
 
 def in_order(chunks: list[Uploads], positions: np.ndarray) -> Iterator[Uploads]:

@@ -47,7 +47,8 @@ class Uploads(NamedTuple):
     train_loss: Tensor
     steps: np.ndarray
     sums: Sums | None = None
-    """The weighted sums over the chunk in place of ``delta``, ``buffers`` and ``extras``, which are then empty."""
+    """The weighted sums over the chunk in place of ``delta`` and ``extras``, which are then empty; ``buffers`` are too,
+    where nobody asked for the local models."""
 
 
 class Engine(Protocol):

@@ -118,23 +118,28 @@ class VectorisedEngine:
         """A single experiment; its uploads are summed here where nobody looks at them."""
         room = self.at_once or self._room(work.received)
         stateful = self.world.method.uses("init_client")
-        weights = None if work.local_models or self.per_example else work.weights
+        weights = None if self.per_example else work.weights
         for start in range(0, len(work.cohort), room):
             some = work.cohort[start : start + room].tolist()
             members = [Member(self.world, client, work.states(client) if stateful else None) for client in some]
             here = None if weights is None else weights[start : start + room]
-            for uploads in self._train([work.received], members, here):
+            for uploads in self._train([work.received], members, here, keep_models=work.local_models):
                 yield uploads if work.local_models else uploads._replace(params={})
 
     def close(self) -> None:
         """Nothing is held outside this process."""
 
     def _train(
-        self, received: Sequence[Received], members: Sequence[Member], weights: Tensor | None = None
+        self,
+        received: Sequence[Received],
+        members: Sequence[Member],
+        weights: Tensor | None = None,
+        *,
+        keep_models: bool = True,
     ) -> Iterator[Uploads]:
         try:
             with torch.no_grad():
-                yield from self._in_order(received, members, weights)
+                yield from self._in_order(received, members, weights, keep_models)
         except FedretainError:
             raise
         except (RuntimeError, ValueError, TypeError, KeyError) as error:
@@ -145,7 +150,7 @@ class VectorisedEngine:
             ) from error
 
     def _in_order(
-        self, received: Sequence[Received], members: Sequence[Member], weights: Tensor | None = None
+        self, received: Sequence[Received], members: Sequence[Member], weights: Tensor | None, keep_models: bool
     ) -> Iterator[Uploads]:
         """Train in buckets of like clients; give back in the order asked for."""
         buckets = self._buckets(members)
@@ -153,7 +158,8 @@ class VectorisedEngine:
         for bucket in buckets:
             clients = self._stacked([members[at] for at in bucket.tolist()], received[0].round)
             by = None if weights is None else weights[torch.from_numpy(bucket).to(weights.device)]
-            chunks += self._apart(self._train_stack(self._received(received, clients), clients, by), clients)
+            uploads = self._train_stack(self._received(received, clients), clients, by, keep_models)
+            chunks += self._apart(uploads, clients)
         yield from in_order(chunks, np.concatenate(buckets))
 
     def _buckets(self, members: Sequence[Member]) -> list[np.ndarray]:
@@ -208,10 +214,11 @@ class VectorisedEngine:
             return [uploads]
         return [only(uploads, index, self.per_example, member.examples) for index, member in enumerate(clients.members)]
 
-    def _train_stack(self, received: Received, clients: Stack, weights: Tensor | None = None) -> Uploads:
+    def _train_stack(self, received: Received, clients: Stack, weights: Tensor | None, keep_models: bool) -> Uploads:
         """Local training of a stack: what ``LoopEngine`` does for one client, with a leading axis.
 
-        With ``weights`` only the weighted sums of the uploads are kept.
+        With ``weights`` only the weighted sums of the uploads are kept, and the local models if that is asked for: the
+        sums are then to the same bits.
         """
         world, method = self.world, self.world.method
         count = len(clients.members)
@@ -230,7 +237,8 @@ class VectorisedEngine:
             buffers = {name: self._start(name, value, count) for name, value in received.buffers.items()}
             return Carry(params, buffers, world.local.build_optimizer().init(params))
 
-        if weights is not None and not self.uses_own:
+        only_sums = weights is not None and not self.uses_own and not keep_models
+        if weights is not None and only_sums:
             uploads = self._summed(each, clients, start, weights)
             if uploads is not None:
                 return uploads
@@ -239,7 +247,7 @@ class VectorisedEngine:
         if self.model.padding.needs_two:
             refuse_single_examples(clients, received.round)
         state, extras, delta = own.state, {}, carry.params
-        if weights is not None and not self.uses_own:
+        if only_sums:
             for name, value in delta.items():
                 value.sub_(received.params[name])
         else:
@@ -268,9 +276,9 @@ class VectorisedEngine:
         )
         if weights is None:
             return uploads
-        summed = summed_up(uploads, weights)
+        summed = summed_up(uploads, weights, keep_models=keep_models)
         assert summed.sums is not None
-        if not self.uses_own and not (all_finite(summed.sums.delta) and bool(uploads.train_loss.isfinite().all())):
+        if only_sums and not (all_finite(summed.sums.delta) and bool(uploads.train_loss.isfinite().all())):
             refuse_divergence(history, delta, clients, received.round)
         return summed
 

@@ -319,7 +319,8 @@ def play_summed(
     """
     dtype, total = parts[0].plan.dtype, sum(len(part.which) for part in parts)
     results = torch.zeros(total, len(ends), dtype=dtype)
-    programs, steps, kept = [], np.empty((total, 2), dtype=np.int64), []
+    programs, steps = [], np.empty((total, 2), dtype=np.int64)
+    kept = []  # the kernel knows addresses alone
     for number, (plan, given, which) in enumerate(parts):
         rows = plan.rows(given, [results[step] for step in which])
         steps[which, 0] = number
@@ -329,8 +330,8 @@ def play_summed(
         kept.append((rows, factors, plan.held))
     sums = [torch.zeros_like(one) for one in start]
     summed = [
-        (here.data_ptr(), begin.data_ptr(), total.data_ptr(), begin.numel())
-        for here, begin, total in zip(place, start, sums, strict=True)
+        (here.data_ptr(), begin.data_ptr(), added.data_ptr(), begin.numel())
+        for here, begin, added in zip(place, start, sums, strict=True)
     ]
     tables = [np.array(table, dtype=np.int64) for table in (programs, steps, ends, summed)]
     weights = shares.to(torch.float64)
